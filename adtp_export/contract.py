@@ -108,6 +108,7 @@ VISION_MODEL, EMBED_MODEL, PREFILL_MODEL, STEP_MODEL = "vision.onnx", "embed.onn
 HEAD_TEXT = "text"
 """What such a model answers with, as a manifest calls it."""
 PIXEL_VALUES, IMAGE_FEATURES, INPUTS_EMBEDS, IMAGE = "pixel_values", "image_features", "inputs_embeds", "image"
+IMAGE_KEPT = "image_kept"
 POSITIONS, ROWS, PAST, PRESENT, KEY, VALUE = "positions", "rows", "past", "present", "key", "value"
 """Their inputs and outputs. `CU_SEQLENS`, `POSITIONS` and `ROWS` end with the layer that such tokens enter first (`entered`)."""
 

@@ -15,6 +15,7 @@ from ..contract import (
     EMBED_MODEL,
     IMAGE,
     IMAGE_FEATURES,
+    IMAGE_KEPT,
     INPUT_IDS,
     INPUTS_EMBEDS,
     KEY,
@@ -33,6 +34,7 @@ from ..contract import (
     entered,
 )
 from ..model.decoder import Decoder, Vision
+from ..model.image_choice import Diverse
 from ..model.prefill import Prefill, Step
 from .passes import DECODER
 from .program import finish, trace_network
@@ -64,11 +66,15 @@ def names_cached(decoder: Decoder, when: str) -> list[str]:
 
 
 def export_vision(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:
-    """Export ``pixel_values (images, 3, side, side)`` to ``image_features (images, tokens, H)``, fp32."""
+    """Export ``pixel_values (images, 3, side, side)`` to ``image_features (images, tokens, H)``; with DivPrune, the kept ones and their places."""
     side = decoder.model.config.vision_config.image_size
     images = torch.export.Dim("images")
     example = {PIXEL_VALUES: torch.zeros(2, 3, side, side)}
-    return _export(lambda: Vision(decoder), example, ({0: images},), [IMAGE_FEATURES], metadata)
+    dims = ({0: images},)
+    if kept := decoder.kept_tokens:
+        outputs = [IMAGE_FEATURES, IMAGE_KEPT]
+        return _export(lambda: Diverse(Vision(decoder), kept), example, dims, outputs, metadata)
+    return _export(lambda: Vision(decoder), example, dims, [IMAGE_FEATURES], metadata)
 
 
 def export_embed(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:

@@ -19,7 +19,8 @@ from ..errors import InputError, ellipsize, quoted
 from . import registry
 from .backbones.base import Backbone
 from .checkpoint import read_config, weight_files
-from .image_pruners import Stage, read_stages
+from .image_choice import read_kept
+from .image_pruners import DIVPRUNE, Stage, read_stages
 from .image_tokens import spread_over
 from .plain import architectures
 
@@ -43,7 +44,8 @@ class Decoder:
     """A model in fp32, described.
 
     model: transformers'. backbone: of its language model. stages: where image tokens leave. image_token: the id that stands where an
-    image token goes, and image_tokens: how many an image has; None and 0 where the model reads text alone.
+    image token goes, and image_tokens: how many an image has; None and 0 where the model reads text alone. kept_tokens: how many of these
+    stay before the language model reads any; 0: all.
     """
 
     directory: Path
@@ -53,6 +55,7 @@ class Decoder:
     stages: tuple[Stage, ...] = ()
     image_token: int | None = None
     image_tokens: int = 0
+    kept_tokens: int = 0
 
     def copy(self, dtype: torch.dtype = torch.float32) -> Decoder:
         """Return the same with weights of its own, in a precision."""
@@ -139,7 +142,8 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
         raise InputError(
             f"{path}: an image has {count} tokens, and the model reads {family.max_tokens(text)}; accepted are models with room for text"
         )
-    stages = read_stages(pruning, text.num_hidden_layers, count) if pruning is not None else ()
+    before = pruning is not None and pruning.get("method") == DIVPRUNE
+    stages = read_stages(pruning, text.num_hidden_layers, count) if pruning is not None and not before else ()
     model = _model(directory, config, AutoModelForImageTextToText if has_images else AutoModelForCausalLM)
     language = model.model.language_model if has_images else model
     return Decoder(
@@ -150,6 +154,7 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
         stages=stages,
         image_token=config.image_token_index if has_images else None,
         image_tokens=count,
+        kept_tokens=read_kept(pruning, count) if pruning is not None and before else 0,
     )
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import nn
 
-from ..contract import IMAGE_FEATURES, INPUT_IDS, INPUTS_EMBEDS, PIXEL_VALUES
+from ..contract import IMAGE_FEATURES, IMAGE_KEPT, INPUT_IDS, INPUTS_EMBEDS, PIXEL_VALUES
 from ..model.decoder import Decoder, Vision
+from ..model.sequences import at_least_fp32
 from .oracle import DTYPES
+from .plain_choice import far
 from .prefill import Prompt, Run
 from .rounding import MULTIPLE, TYPED_MULTIPLE, errors_of_network
 
@@ -56,8 +59,40 @@ def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None, pre
         return "the embeddings of tokens differ"
     if vision is None:
         return None
-    pictures = _pictures(decoder)
+    pictures, multiple = _pictures(decoder), MULTIPLE if precision == "fp32" else TYPED_MULTIPLE
     exact, error = errors_of_network(Vision(decoder), pictures, dtype)
-    off = np.abs(vision({PIXEL_VALUES: pictures.numpy()})[IMAGE_FEATURES] - exact).max()
-    most = (MULTIPLE if precision == "fp32" else TYPED_MULTIPLE) * error
-    return None if off <= most else f"features of pictures differ by {off:.2e}, and {precision} by {error:.2e}"
+    found = vision({PIXEL_VALUES: pictures.numpy()})
+    if decoder.kept_tokens:
+        kept = found[IMAGE_KEPT]
+        if failure := _other_choice(decoder, pictures, kept, precision):
+            return failure
+        exact = np.take_along_axis(exact, kept[:, :, None], 1)
+    off = np.abs(found[IMAGE_FEATURES] - exact).max()
+    return (
+        None if off <= multiple * error else f"features of pictures differ by {off:.2e}, and {precision} by {error:.2e}"
+    )
+
+
+def _other_choice(decoder: Decoder, pictures: torch.Tensor, kept: np.ndarray, precision: str) -> str | None:
+    """Say which picture keeps other tokens than fp64 chooses, where no rounding explains it."""
+    dtype = DTYPES.get(precision, torch.float32)
+    distances, error = errors_of_network(_Distances(Vision(decoder)), pictures, dtype)
+    multiple = MULTIPLE if precision == "fp32" else TYPED_MULTIPLE
+    for number, (own, found) in enumerate(zip(distances, kept)):
+        places, margin = far([], decoder.kept_tokens, own)
+        if sorted(places) != found.tolist() and not margin < multiple * error:
+            return f"picture {number} keeps other image tokens, and that choice is clear ({margin:.2e})"
+    return None
+
+
+class _Distances(nn.Module):
+    """Distances between the image tokens of each picture, ``(images, n, n)``."""
+
+    def __init__(self, features: nn.Module) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        precise = at_least_fp32(self.features(pixel_values))
+        unit = precise / torch.linalg.vector_norm(precise, dim=-1, keepdim=True)
+        return 1 - unit @ unit.transpose(1, 2)

@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
             save_llava(work / "model")
             stages = [{**stage, "twice": False} if "spatial" in stage else stage for stage in STAGES["btp"]]
             (work / "btp.json").write_text(json.dumps({"method": "btp", "stages": stages}))
-            adtp_export.export(work / "model", work / "out", pruning=work / "btp.json", precisions="fp16,bf16,int8")
+            adtp_export.export(work / "model", work / "out", pruning=work / "btp.json", precisions="fp16,int8")
             work.rename(base / "llava")
     return base / "llava"
 
@@ -80,7 +80,7 @@ def test_text_is_that_of_the_oracle(folder, pictures):
         adtp_export.generate(folder / "out", None, ["w1"], tokens=1)
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16-linear", "int8-linear"])
+@pytest.mark.parametrize("name", ["fp16", "int8-linear"])
 def test_lower_precisions(folder, pictures, name):
     """Each is compared with PyTorch by the export; here, that its files run and that these are its own."""
     found = Generator(folder / "out", target=f"onnxruntime-cpu-{name}")
@@ -91,6 +91,18 @@ def test_lower_precisions(folder, pictures, name):
     assert found._files["vision.onnx"] == ("vision.fp16.onnx" if name == "fp16" else "vision.onnx")
     texts = whole(found.stream(pictures, PROMPTS, Sampling(max_new_tokens=4)), 2)
     assert [len(text.split()) for text in texts] == [4, 4]
+
+
+@pytest.mark.slow  # its passes are those of INT8 and of fp16, and its choice is tested in PyTorch
+def test_bf16_and_patches_far_from_one_another(folder, pictures, tmp_path):
+    """A picture has as many tokens as DivPrune leaves, in fp16, too, whose vision has another file."""
+    manifest = adtp_export.export(folder / "model", tmp_path / "out", pruning="divprune", precisions="fp16,bf16")
+    assert {target.status for target in manifest.targets.values()} == {"verified"}
+    assert manifest.checkpoint["pruning"] == [{"method": "divprune", "kept_tokens": 1}]
+    for name in manifest.targets:
+        found = Generator(tmp_path / "out", target=name)
+        assert found.features(pictures).shape == (2, 1, 32)
+        assert all(whole(found.stream(pictures, PROMPTS, Sampling(max_new_tokens=4)), 2))
 
 
 def test_caches_have_the_precision(folder, generator):
@@ -109,7 +121,10 @@ def test_caches_have_the_precision(folder, generator):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"precisions": "fp8"}, "got fp8; accepted for models that generate text are fp32, fp16, bf16, int8"),
+        (
+            {"precisions": "fp8", "trt": True, "calibration_data": "texts.txt"},
+            "got fp8; accepted for models that generate text are fp32, fp16, bf16, int8",
+        ),
         ({"precisions": "fp61"}, "did you mean"),
     ],
 )

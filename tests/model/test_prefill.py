@@ -13,10 +13,11 @@ from language_models import IMAGE, SIDE, STAGES, TEXT, save_causal, save_llava
 
 from adtp_export.errors import InputError
 from adtp_export.model.decoder import Vision, load_decoder
+from adtp_export.model.image_choice import Diverse, read_kept
 from adtp_export.model.image_pruners import BtpStage, FastVStage, SeenImage, read_stages
 from adtp_export.model.image_tokens import ImageTokens, repeated, spread_over
 from adtp_export.model.prefill import Prefill, Step
-from adtp_export.verify.plain_choice import choose
+from adtp_export.verify.plain_choice import choose, far
 from adtp_export.verify.prefill import compare, expect
 from adtp_export.verify.prompts import draw_prompts, failure_before_prefill
 from adtp_export.verify.rounding import MULTIPLE
@@ -142,6 +143,46 @@ def test_small_errors_before_the_prefill_show(tmp_path):
     assert failure(lambda pixels: Vision(decoder)(pixels.repeat(9, 1, 1, 1))[: len(pixels)]) is None
     other.model.model.vision_tower.encoder.layers[0].mlp.fc1.weight[0] *= 1.001
     assert "features of pictures differ" in failure(Vision(other))
+
+
+@torch.no_grad()
+def test_patches_far_from_one_another_stay(tmp_path):
+    """Those of plain loops, with their features; another choice shows."""
+    save_llava(tmp_path)
+    decoder = load_decoder(tmp_path, {"method": "divprune", "keep": 0.4})
+    vision, pixels = Diverse(decoder_vision := Vision(decoder), decoder.kept_tokens), torch.randn(3, 3, 16, 16)
+    features, kept = vision(pixels)
+    every = decoder_vision(pixels)
+    for found, places, whole in zip(features, kept, every):
+        unit = torch.nn.functional.normalize(whole.double()).numpy()
+        assert sorted(far([], 6, 1 - unit @ unit.T)[0]) == places.tolist()
+        assert torch.equal(found, whole[places])
+
+    def failure(choice):
+        def run(feed):
+            found, kept = vision(torch.tensor(feed["pixel_values"]))
+            return {"image_features": choice(found).numpy(), "image_kept": choice(kept).numpy()}
+
+        embed = decoder.embeddings
+        return failure_before_prefill(
+            decoder, lambda feed: {"inputs_embeds": embed(torch.tensor(feed["input_ids"])).numpy()}, run
+        )
+
+    assert failure(lambda kept: kept) is None
+    assert failure(lambda kept: kept[:, [0, *range(5)]]).startswith("picture 0 keeps other image tokens")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"keeps": 1}, "did you mean 'keep'"),
+        ({"keep": "half"}, "accepted are numbers from 0 to 1"),
+        ({"keep": 0.01}, "none of 16 image tokens"),
+    ],
+)
+def test_shares_that_are_refused(fields, told):
+    with pytest.raises(InputError, match=told):
+        read_kept({"method": "divprune", **fields}, SIDE**2)
 
 
 def test_a_wrong_choice_shows(tmp_path):

@@ -40,7 +40,7 @@ from ...imports import sentence_transformers
 from ...io import read_json
 from ...model.checkpoint import read_config, weight_files
 from ...model.decoder import Decoder, generates, load_decoder
-from ...model.image_pruners import METHODS
+from ...model.image_pruners import DIVPRUNE, METHODS
 from ...model.tokenizer import TOKENIZER_FILES
 from ...options import options_of
 from ...report import markdown
@@ -124,13 +124,13 @@ def export_decoder(options: ExportOptions, steps: Steps) -> Manifest:
 
 
 def _check_options(options: ExportOptions) -> None:
+    precisions_of(options)
     for known in options_of(ExportOptions):
         if known.name not in TAKEN and getattr(options, known.name) != known.default:
             raise InputError(
                 f"{known.flag}: got {quoted(getattr(options, known.name))}, and models that generate text are exported for ONNX Runtime on "
                 "CPUs alone; leave it out. For vectors of such a model, type: --head embedding"
             )
-    precisions_of(options)
     if not options.skip_parity_check and onnxruntime.installed() is None:
         raise MissingDependencyError(
             "verification needs ONNX Runtime, which is not installed; type: pip install 'adtp-export[cpu]', or add --skip-parity-check"
@@ -141,11 +141,11 @@ def _pruning(given: Any) -> Mapping[str, Any] | None:
     """Return what `--pruning` names: a method as published, or a file."""
     if given is None:
         return None
-    if str(given) in METHODS:
+    if str(given) in (*METHODS, DIVPRUNE):
         return {"method": str(given)}
     if not Path(given).is_file():
         raise InputError(
-            f"--pruning: got {quoted(str(given))}; accepted are {', '.join(METHODS)}, and JSON files with method and stages"
+            f"--pruning: got {quoted(str(given))}; accepted are {', '.join([*METHODS, DIVPRUNE])}, and JSON files with method and stages"
         )
     found = read_json(Path(given))
     if not isinstance(found, dict):
@@ -154,6 +154,8 @@ def _pruning(given: Any) -> Mapping[str, Any] | None:
 
 
 def _stages(decoder: Decoder) -> list[dict[str, Any]]:
+    if decoder.kept_tokens:
+        return [{"method": DIVPRUNE, "kept_tokens": decoder.kept_tokens}]
     return [dataclasses.asdict(stage) for stage in decoder.stages]
 
 
@@ -254,9 +256,9 @@ def _check_before_prefill(decoder: Decoder, work: Path, precision: str) -> None:
 
 
 def _notes(decoder: Decoder) -> tuple[Note, ...]:
-    if not decoder.stages:
+    if not decoder.stages and not decoder.kept_tokens:
         return ()
-    before = ", ".join(str(stage.layer) for stage in decoder.stages)
+    before = ", ".join(str(stage.layer) for stage in decoder.stages) or "0 (all)"
     return (
         Note(
             f"image tokens leave before the layers {before}. Tasks that read text in pictures lose the most: measure yours on the pruned "
