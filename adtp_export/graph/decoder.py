@@ -66,7 +66,8 @@ def names_cached(decoder: Decoder, when: str) -> list[str]:
 
 
 def export_vision(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:
-    """Export ``pixel_values (images, 3, side, side)`` to ``image_features (images, tokens, H)``; with DivPrune, the kept ones and their places."""
+    """Export ``pixel_values (images, 3, side, side)`` to ``image_features (images, tokens, H)``; with DivPrune, the kept ones and their
+    places."""
     side = decoder.model.config.vision_config.image_size
     images = torch.export.Dim("images")
     example = {PIXEL_VALUES: torch.zeros(2, 3, side, side)}

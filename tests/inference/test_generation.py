@@ -118,21 +118,6 @@ def test_caches_have_the_precision(folder, generator):
         assert answer["logits"].dtype == np.float32
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (
-            {"precisions": "fp8", "trt": True, "calibration_data": "texts.txt"},
-            "got fp8; accepted for models that generate text are fp32, fp16, bf16, int8",
-        ),
-        ({"precisions": "fp61"}, "did you mean"),
-    ],
-)
-def test_precisions_that_are_refused(folder, options, told, tmp_path):
-    with pytest.raises(InputError, match=told):
-        adtp_export.export(folder / "model", tmp_path / "out", **options)
-
-
 def test_a_target_that_is_not_there(folder):
     with pytest.raises(InputError, match="has onnxruntime-cpu-fp32, .*did you mean 'onnxruntime-cpu-fp32'"):
         Generator(folder / "out", target="onnxruntime-cpu-fp3")
@@ -304,8 +289,11 @@ def test_options_about_other_models_are_refused(folder):
     ("options", "told"),
     [
         ({"trt": True}, "--trt: got True, and models that generate text are exported for ONNX Runtime"),
-        ({"precisions": "fp16"}, "accepted for models that generate text is fp32"),
-        ({"pruning": "btq"}, "--pruning: got 'btq'; accepted are btp, fastv, pyramiddrop, and JSON files"),
+        (
+            {"precisions": "fp8", "trt": True, "calibration_data": "texts.txt"},
+            "got fp8; accepted for models that generate text are fp32, fp16, bf16, int8",
+        ),
+        ({"pruning": "btq"}, "--pruning: got 'btq'; accepted are btp, fastv, pyramiddrop, divprune, and JSON files"),
     ],
 )
 def test_options_that_are_refused(folder, tmp_path, options, told):
