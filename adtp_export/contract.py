@@ -105,6 +105,9 @@ def layout_of(files: Container[str]) -> str:
 
 VISION_MODEL, EMBED_MODEL, PREFILL_MODEL, STEP_MODEL = "vision.onnx", "embed.onnx", "prefill.onnx", "step.onnx"
 """Files of a model that generates text: pictures to image tokens, ids to states, prompts to keys and values, and one token more."""
+SQUARE, TILES, ANYRES = "square", "tiles", "anyres"
+"""How a picture becomes tiles for `vision.onnx`: one square; tiles with text between them (Idefics3); tiles of which borders are cut off,
+and a token behind each row of patches (LLaVA-NeXT)."""
 HEAD_TEXT = "text"
 """What such a model answers with, as a manifest calls it."""
 PIXEL_VALUES, IMAGE_FEATURES, INPUTS_EMBEDS, IMAGE = "pixel_values", "image_features", "inputs_embeds", "image"

@@ -49,6 +49,7 @@ class EngineBuildError(AdtpError):
 
 
 _EXTRAS = {
+    "chat": ("jinja2",),
     "export": ("onnx", "onnx_ir", "onnxscript", "rich", "safetensors", "scipy", "torch", "transformers"),
     "images": ("PIL",),
     "ray": ("ray", "pyarrow"),

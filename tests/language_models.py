@@ -37,6 +37,10 @@ STAGES = {
         {"layer": 2, "divisor": 2, "attended": 1.0, "surplus": 1.5},
         {"layer": 3, "divisor": 0},
     ],
+    "btp-qwen": [
+        {"layer": 1, "divisor": 2, "attended": 0.3, "surplus": 1.5, "all_candidates": True},
+        {"layer": 2, "divisor": 2, "attended": 0.4},
+    ],
     "fastv": [{"layer": 2, "keep": 0.5}],
     "pyramiddrop": [{"layer": 1, "keep": 0.5}, {"layer": 3, "keep": 0.2}],
 }
@@ -69,5 +73,59 @@ def save_llava(directory, **fields):
     tokenizer.enable_truncation(2)
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {"size": {"shortest_edge": 16}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    return model
+
+
+TILED = {"w97": 97, "<fake_token_around_image>": 98, "<global-img>": 99}
+TILED |= {f"<row_{row}_col_{column}>": 98 + 2 * row + column - 1 for row in (1, 2) for column in (1, 2)}
+SIGLIP = {**VISION, "model_type": "siglip_vision_model", "vision_use_head": False}
+
+
+def save_tiled(directory, kind, **fields):
+    """An Idefics3 or a SmolVLM with 16 image tokens a tile and pictures of up to 2 by 2 tiles; returns transformers' own."""
+    tower = {name: value for name, value in VISION.items() if name not in ("model_type", "projection_dim")}
+    return _save_with_tiles(
+        directory,
+        CONFIG_MAPPING[kind](
+            text_config={"model_type": "llama", **TEXT, **MORE, **fields},
+            vision_config={**tower, "patch_size": 2, "initializer_range": 0.2},
+            image_token_id=IMAGE,
+            scale_factor=2,
+        ),
+        {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}, "do_pad": True, "resample": 1},
+    )
+
+
+def save_anyres(directory, kind, **fields):
+    """A LLaVA-NeXT or a LLaVA-OneVision with 16 patches a tile; returns transformers' own."""
+    one = kind == "llava_onevision"
+    return _save_with_tiles(
+        directory,
+        CONFIG_MAPPING[kind](
+            text_config={"model_type": "qwen2" if one else "mistral", **TEXT, **MORE, **fields},
+            vision_config=SIGLIP if one else VISION,
+            image_token_index=IMAGE,
+            image_grid_pinpoints=[[16, 16], [16, 32], [32, 16], [32, 32], [48, 32]],
+            **({"vision_aspect_ratio": "anyres_max_2"} if one else {}),
+        ),
+        {"size": {"height": 16, "width": 16} if one else {"shortest_edge": 16}, "do_pad": True, "do_center_crop": None},
+    )
+
+
+MORE = {"vocab_size": 110, "num_hidden_layers": 4, "max_position_embeddings": 200}
+
+
+def _save_with_tiles(directory, config, settings):
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config).eval()
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(directory)
+    words = {f"w{i}": i for i in range(IMAGE)} | {"<image>": IMAGE, **TILED}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([word for word in words if word.startswith("<")])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     return model

@@ -13,7 +13,7 @@ from .parsing import Parser
 
 TAKEN = ("out", "texts", "text", "file", "format", "text_column", "batch_size", "threads", "target")
 """Options of adtp-run that also go with a model that generates text."""
-OPTIONS = ("image", "max_new_tokens", "temperature", "top_p", "seed")
+OPTIONS = ("image", "chat", "max_new_tokens", "temperature", "top_p", "seed")
 
 
 def add_generation(parser: Parser) -> None:
@@ -23,6 +23,12 @@ def add_generation(parser: Parser) -> None:
         metavar="F",
         action="append",
         help="picture of the prompt, once for each --text; it goes where the prompt has the model's image token",
+    )
+    group.add_argument(
+        "--chat",
+        action="store_true",
+        default=None,
+        help="the text is what a user says, with the picture before it; the model's chat template makes the prompt",
     )
     group.add_argument(
         "--max-new-tokens", metavar="N", type=int, help="maximum number of tokens to generate (default: 64)"
@@ -76,12 +82,13 @@ def command(options: argparse.Namespace, texts: list[Any], default: Callable[[st
     if pair := next((text for text in texts if not isinstance(text, str)), None):
         raise InputError(f"got the pair {pair!r}; accepted are prompts, so leave --text-pair out")
     given = asked(options)
-    images = given.pop("image", None)
+    images, chat = given.pop("image", None), given.pop("chat", False)
     if images is not None and len(images) != len(texts):
         raise InputError(f"--image: got {len(images)} for {len(texts)} texts; accepted is one for each text, or none")
     generator, sampling = Generator(options.out, options.threads, options.target), Sampling(**given)
+    prompts = [said(text, images is not None) for text in texts] if chat else texts
     if len(texts) == 1:
-        for (piece,) in generator.stream(images, texts, sampling):
+        for (piece,) in generator.stream(images, prompts, sampling):
             sys.stdout.write(printable(piece))
             sys.stdout.flush()
         print()
@@ -91,9 +98,15 @@ def command(options: argparse.Namespace, texts: list[Any], default: Callable[[st
     for begin in range(0, len(texts), options.batch_size):
         batch = slice(begin, begin + options.batch_size)
         own = None if images is None else images[batch]
-        for text, found in zip(texts[batch], whole(generator.stream(own, texts[batch], sampling), len(texts[batch]))):
+        for text, found in zip(texts[batch], whole(generator.stream(own, prompts[batch], sampling), len(texts[batch]))):
             print_json({"text": text, "generated": found}, indent=None)
     return 0
+
+
+def said(text: str, with_image: bool) -> list[dict[str, Any]]:
+    """Return a text as the message of a user."""
+    image = [{"type": "image"}] if with_image else []
+    return [{"role": "user", "content": [*image, {"type": "text", "text": text}]}]
 
 
 def refuse(options: argparse.Namespace) -> None:

@@ -33,7 +33,7 @@ from ..contract import (
     cached,
     entered,
 )
-from ..model.decoder import Decoder, Vision
+from ..model.decoder import Decoder
 from ..model.image_choice import Diverse
 from ..model.prefill import Prefill, Step
 from .passes import DECODER
@@ -66,16 +66,16 @@ def names_cached(decoder: Decoder, when: str) -> list[str]:
 
 
 def export_vision(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:
-    """Export ``pixel_values (images, 3, side, side)`` to ``image_features (images, tokens, H)``; with DivPrune, the kept ones and their
+    """Export ``pixel_values (tiles, 3, side, side)`` to ``image_features (tiles, tokens, H)``; with DivPrune, the kept ones and their
     places."""
     side = decoder.model.config.vision_config.image_size
-    images = torch.export.Dim("images")
+    tiles = torch.export.Dim("tiles")
     example = {PIXEL_VALUES: torch.zeros(2, 3, side, side)}
-    dims = ({0: images},)
+    dims = ({0: tiles},)
     if kept := decoder.kept_tokens:
         outputs = [IMAGE_FEATURES, IMAGE_KEPT]
-        return _export(lambda: Diverse(Vision(decoder), kept), example, dims, outputs, metadata)
-    return _export(lambda: Vision(decoder), example, dims, [IMAGE_FEATURES], metadata)
+        return _export(lambda: Diverse(decoder.vision(), kept), example, dims, outputs, metadata)
+    return _export(decoder.vision, example, dims, [IMAGE_FEATURES], metadata)
 
 
 def export_embed(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:

@@ -5,6 +5,7 @@ Needs numpy, tokenizers and ONNX Runtime; neither torch nor transformers is impo
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,8 +39,12 @@ from ..data.truncate import unset
 from ..errors import InputError, check_int, did_you_mean, ellipsize, quoted
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
-from .pixels import pixel_values, read_picture
+from .chat import FILE, Chat, read_chat
+from .pixels import read_picture
+from .tiles import Prepared, prepared
 
+Prompt = str | Sequence[Mapping[str, Any]]
+"""A text, or messages for the chat template."""
 UNFINISHED = "\ufffd"
 """What a tokenizer decodes bytes to that are no whole character yet."""
 
@@ -125,7 +130,7 @@ class Generator:
         try:
             own = config["adtp"]
             self.image_token, self.max_tokens = own["image_token"], own["max_tokens"]
-            self.vocabulary, self._side = own["vocab_size"], own["image_size"]
+            self.vocabulary, self._side, self._layout = own["vocab_size"], own["image_size"], own["pictures"]
             self.stop = frozenset(own["stop_tokens"])
         except (KeyError, TypeError) as error:
             raise InputError(
@@ -169,13 +174,28 @@ class Generator:
         unset(tokenizer)
         return tokenizer
 
-    def features(self, pictures: Sequence[object]) -> np.ndarray:
-        """Turn pictures, as `read_picture` takes them, into image tokens ``(pictures, tokens, H)``."""
-        if self._vision is None:
+    def pictures(self, pictures: Sequence[object]) -> list[Prepared]:
+        """Prepare pictures, each as `read_picture` takes it."""
+        if not pictures:
+            return []
+        if self.image_token is None:
             raise InputError(f"{self.directory} holds a model that reads text alone; leave the images out")
-        settings = self._picture_settings()
-        values = np.stack([pixel_values(read_picture(picture), settings, self._side) for picture in pictures])
-        return self._vision.run({PIXEL_VALUES: values})[IMAGE_FEATURES]
+        settings, marker = self._picture_settings(), self._marker()
+        return [prepared(read_picture(picture), settings, self._layout, self._side, marker) for picture in pictures]
+
+    def features(self, pictures: Iterable[Prepared]) -> list[np.ndarray]:
+        """Turn pictures into image tokens: what stands in for each image token of their prompts, ``(n, H)``."""
+        vision = self._vision
+        assert vision is not None
+        return [p for each in pictures for p in each.arranged(vision.run({PIXEL_VALUES: each.tiles})[IMAGE_FEATURES])]
+
+    def _marker(self) -> str:
+        """Return the image token as text; where there is no tokenizer, prompts are ids, and nothing is written."""
+        has_tokenizer = "tokenizer.json" in self.manifest.files
+        marker: str | None = self.tokenizer.id_to_token(self.image_token) if has_tokenizer else ""
+        if marker is None:
+            raise InputError(f"{self.directory}: tokenizer.json does not have the image token {self.image_token}")
+        return marker
 
     def _picture_settings(self) -> Mapping[str, Any]:
         """Read how pictures are prepared: from a file of its own, or, as newer versions of transformers save it, from the processor's."""
@@ -188,13 +208,16 @@ class Generator:
         raise InputError(f"{self.directory} has no {own}; put it beside the checkpoint and export again")
 
     def tokens(
-        self, prompts: Sequence[Sequence[int]], features: np.ndarray | None = None, sampling: Sampling | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        features: Iterable[np.ndarray] | None = None,
+        sampling: Sampling | None = None,
     ) -> Iterator[list[int | None]]:
         """Generate: yield the next token of each prompt, None for those that have ended.
 
         Args:
-            prompts: token ids. The image token stands once in each prompt that has a picture: its features go there.
-            features: ``(pictures, tokens, H)``, of these prompts in order.
+            prompts: token ids; features go where the image token stands.
+            features: each ``(n, H)``, one for each image token of the prompts, in order.
 
         Raises:
             InputError: a prompt is empty or too long, has ids that the model does not know, or pictures and image tokens do not agree.
@@ -216,12 +239,12 @@ class Generator:
                 past = after_step(answer)
 
     def _read(
-        self, prompts: Sequence[Sequence[int]], features: np.ndarray | None, room: int
+        self, prompts: Sequence[Sequence[int]], features: Iterable[np.ndarray] | None, room: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return states ``(T, H)``, which are of an image ``(T,) bool``, and bounds ``(B+1,) int32``."""
         if not len(prompts):
             raise InputError("got no prompts; accepted is at least one")
-        pictures = iter([] if features is None else features)
+        given = iter([] if features is None else features)
         parts, images = [], []
         for number, prompt in enumerate(prompts):
             ids = np.asarray(prompt, dtype=np.int64)
@@ -231,20 +254,7 @@ class Generator:
                 raise InputError(
                     f"prompt {number} has the token {unknown[0]}; the model knows 0 to {self.vocabulary - 1}"
                 )
-            (places,) = np.nonzero(ids == self.image_token)
-            if len(places) > 1:
-                raise InputError(f"prompt {number} has {len(places)} images; accepted is one image in a prompt")
-            states = self._embed.run({INPUT_IDS: np.where(ids == self.image_token, 0, ids)})[INPUTS_EMBEDS]
-            is_image = np.zeros(len(ids), dtype=bool)
-            if len(places):
-                picture = next(pictures, None)
-                if picture is None:
-                    raise InputError(
-                        f"prompt {number} has a place for an image, and there is none; give one image for each such prompt"
-                    )
-                place = int(places[0])
-                states = np.concatenate([states[:place], picture, states[place + 1 :]])
-                is_image = np.insert(np.delete(is_image, place), [place] * len(picture), True)
+            states, is_image = self._states(number, ids, given)
             if len(states) + room - 1 > self.max_tokens:
                 raise InputError(
                     f"prompt {number} has {len(states)} tokens, and {room} are to follow; the model reads {self.max_tokens}. "
@@ -252,33 +262,73 @@ class Generator:
                 )
             parts.append(states)
             images.append(is_image)
-        if next(pictures, None) is not None:
+        if next(given, None) is not None:
             raise InputError(
                 "there are more images than prompts with a place for one; each such prompt has the image token once"
             )
         bounds = np.cumsum([0, *map(len, parts)]).astype(np.int32)
         return np.concatenate(parts), np.concatenate(images), bounds
 
-    def prompt(self, text: str, with_image: bool, tokenizer: Tokenizer) -> list[int]:
-        """Turn a prompt into ids; the image token is written in it where the image goes.
+    def _states(self, number: int, ids: np.ndarray, given: Iterator[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the states of a prompt, and which are of an image; each image token takes the next part."""
+        text = self._embed.run({INPUT_IDS: np.where(ids == self.image_token, 0, ids)})[INPUTS_EMBEDS]
+        parts, begin = [text[:0]], 0
+        is_part = [False]
+        for place in np.flatnonzero(ids == self.image_token).tolist():
+            if (part := next(given, None)) is None:
+                raise InputError(
+                    f"prompt {number} has a place for an image, and there is none; give one image for each such prompt"
+                )
+            parts += [text[begin:place], part]
+            is_part += [False, True]
+            begin = place + 1
+        parts.append(text[begin:])
+        return np.concatenate(parts), np.repeat([*is_part, False], [len(part) for part in parts])
+
+    @functools.cached_property
+    def chat(self) -> Chat:
+        """The chat template; raises InputError where the directory has none."""
+
+        def find(name: str) -> Path | None:
+            return checked_file(self.directory, self.manifest, name) if name in self.manifest.files else None
+
+        found = read_chat(find, parts=self.image_token is not None)
+        if found is None:
+            raise InputError(
+                f"{self.directory} has no chat template; write prompts out as text, or put {FILE} beside the checkpoint and export again"
+            )
+        return found
+
+    def prompt(self, text: Prompt, picture: Prepared | None, tokenizer: Tokenizer) -> list[int]:
+        """Turn a prompt into ids; the image token is written in it where the image goes, and there once for each part of the image.
 
         Raises:
-            InputError: there is an image and no place for it, or the reverse.
+            InputError: there is an image and no place for it, or the reverse, or several places; or messages that are not accepted.
         """
-        ids: list[int] = tokenizer.encode(text).ids
-        marker = tokenizer.id_to_token(self.image_token) if self.image_token is not None else None
-        if with_image != (self.image_token in ids):
-            if self.image_token is None:
-                raise InputError(f"{self.directory} holds a model that reads text alone; leave the images out")
-            what = f"has no {marker}" if with_image else f"has {marker}, and there is no image"
+        text, special = (text, True) if isinstance(text, str) else self.chat.prompt(text)
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
+        if self.image_token is None:
+            return ids
+        marker, places = str(tokenizer.id_to_token(self.image_token)), ids.count(self.image_token)
+        if places == (picture is not None):
+            if picture is None or picture.written == marker:
+                return ids
+            ids = tokenizer.encode(text.replace(marker, picture.written), add_special_tokens=special).ids
+            if ids.count(self.image_token) == picture.written.count(marker):
+                return ids
             raise InputError(
-                f"the prompt {quoted(text)} {what}; accepted is an image for each prompt with {marker}, such as "
-                f"'USER: {marker}\\nWhat is this? ASSISTANT:'"
+                f"{self.directory}: tokenizer.json does not keep {marker} apart from what stands beside it"
             )
-        return ids
+        if places > 1:
+            raise InputError(f"the prompt {quoted(text)} has {places} images; accepted is one image in a prompt")
+        what = f"has no {marker}" if picture else f"has {marker}, and there is no image"
+        raise InputError(
+            f"the prompt {quoted(text)} {what}; accepted is an image for each prompt with {marker}, such as "
+            f"'USER: {marker}\\nWhat is this? ASSISTANT:'"
+        )
 
     def stream(
-        self, images: Sequence[object] | None, texts: Sequence[str], sampling: Sampling | None = None
+        self, images: Sequence[object] | None, texts: Sequence[Prompt], sampling: Sampling | None = None
     ) -> Iterator[list[str]]:
         """Generate as `generate` does; yield what each text goes on with, an empty string where that is nothing yet."""
         for name, value in (("images", images), ("texts", texts)):
@@ -287,14 +337,16 @@ class Generator:
                     f"{name}: got {quoted(str(value))} alone; accepted is a list, such as [{quoted(str(value))}]"
                 )
         tokenizer = self.tokenizer
-        with_image = [False] * len(texts) if images is None else [image is not None for image in images]
-        if len(with_image) != len(texts) or not texts:
+        given = [None] * len(texts) if images is None else list(images)
+        if len(given) != len(texts) or not texts:
             raise InputError(
-                f"got {len(with_image)} images and {len(texts)} texts; accepted is at least one text, and an image for each "
+                f"got {len(given)} images and {len(texts)} texts; accepted is at least one text, and an image for each "
                 "or none"
             )
-        prompts = [self.prompt(text, has, tokenizer) for text, has in zip(texts, with_image)]
-        features = self.features([image for image in images or () if image is not None]) if any(with_image) else None
+        pictures = iter(self.pictures([each for each in given if each is not None]))
+        ready = [None if each is None else next(pictures) for each in given]
+        prompts = [self.prompt(text, picture, tokenizer) for text, picture in zip(texts, ready)]
+        features = self.features([each for each in ready if each]) if any(ready) else None
         found: list[list[int]] = [[] for _ in texts]
         told = [""] * len(texts)
         for tokens in self.tokens(prompts, features, sampling):
@@ -313,7 +365,7 @@ class Generator:
 def generate(
     directory: str | os.PathLike[str],
     images: Sequence[object] | None = None,
-    texts: Sequence[str] = (),
+    texts: Sequence[Prompt] = (),
     *,
     threads: int = 0,
     target: str | None = None,
@@ -324,7 +376,8 @@ def generate(
     Args:
         directory: what `export` wrote of a model that generates text.
         images: one for each text, or None where a text has none: files, Pillow images, or arrays ``(height, width, 3) uint8``.
-        texts: prompts, in the model's own chat template, with the image token where the image goes.
+        texts: prompts: texts that are written out, with the image token where the image goes; or messages
+            ``[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ...}]}]``, put into the model's chat template.
         threads: of the CPU, 0 for the runtime's default.
         target: a name in the manifest, such as `onnxruntime-cpu-int8-linear-plugin`; by default fp32.
         sampling: fields of `Sampling`: max_new_tokens, temperature (0: the likeliest token), top_p and seed.
@@ -334,7 +387,7 @@ def generate(
 
     Raises:
         InputError: bad input; the message says what is accepted.
-        MissingDependencyError: ONNX Runtime, or Pillow for a file, is not installed.
+        MissingDependencyError: ONNX Runtime, or Pillow for a file, or jinja2 for messages, is not installed.
     """
     known = Sampling.__dataclass_fields__
     if unknown := next((name for name in sampling if name not in known), None):

@@ -1,11 +1,13 @@
 """Pictures as a vision tower takes them, without a library of images: resized, cut to a square, and normalized.
 
-The settings are those of transformers' `preprocessor_config.json`; a picture is resized as Pillow does it, with bicubic weights that widen
-where it shrinks.
+The settings are those of transformers' `preprocessor_config.json`; a picture is resized as Pillow does it, with weights that widen where it
+shrinks.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +17,8 @@ import numpy as np
 
 from ..errors import InputError, MissingDependencyError, ellipsize, needs_extras, quoted
 
-BICUBIC = 3
-"""Pillow's number for it, which transformers' settings have."""
+LANCZOS, BICUBIC = 1, 3
+"""Pillow's numbers for them, which transformers' settings have."""
 
 
 def read_picture(picture: object) -> np.ndarray:
@@ -62,8 +64,7 @@ def pixel_values(picture: np.ndarray, settings: Mapping[str, Any], side: int) ->
     Raises:
         InputError: a setting is not one of CLIP's or SigLIP's processors.
     """
-    if (resample := settings.get("resample", BICUBIC)) != BICUBIC:
-        raise InputError(f"preprocessor_config.json: got resample {quoted(resample)}; accepted is {BICUBIC}, bicubic")
+    kernel = kernel_of(settings)
     if settings.get("do_pad"):
         raise InputError("preprocessor_config.json: got do_pad true; accepted is false: pictures are cut to a square")
     if settings.get("do_resize", True):
@@ -80,41 +81,82 @@ def pixel_values(picture: np.ndarray, settings: Mapping[str, Any], side: int) ->
             raise InputError(
                 f"preprocessor_config.json: got size {quoted(dict(wanted))}; accepted is shortest_edge, or height and width"
             )
-        picture = resized(picture, *size)
+        picture = resized(picture, size[0], size[1], kernel)
     height, width = picture.shape[:2]
     if min(height, width) < side or (not settings.get("do_center_crop", True) and (height, width) != (side, side)):
         raise InputError(
             f"preprocessor_config.json makes pictures of {height} x {width}; the model takes {side} x {side}"
         )
     top, left = (height - side) // 2, (width - side) // 2
-    values = picture[top : top + side, left : left + side].astype(np.float32)
+    return normalized(picture[top : top + side, left : left + side], settings)
+
+
+def kernel_of(settings: Mapping[str, Any], default: int = BICUBIC) -> int:
+    """Return the number of what weighs pixels; raises InputError for one that is not accepted."""
+    kernel: int = settings.get("resample", default)
+    if kernel not in (LANCZOS, BICUBIC):
+        raise InputError(
+            f"preprocessor_config.json: got resample {quoted(kernel)}; accepted are {BICUBIC}, bicubic, and {LANCZOS}, Lanczos"
+        )
+    return kernel
+
+
+def normalized(picture: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray:
+    """Turn ``(height, width, 3) uint8`` into ``(3, height, width) fp32``, scaled and shifted as the settings say."""
+    values = picture.astype(np.float32)
     if settings.get("do_rescale", True):
         values *= settings.get("rescale_factor", 1 / 255)
     if not settings.get("do_normalize", True):
         return np.ascontiguousarray(values.transpose(2, 0, 1))
     mean, std = (np.asarray(settings.get(name, 0.5), dtype=np.float32) for name in ("image_mean", "image_std"))
-    normalized: np.ndarray = ((values - mean) / std).transpose(2, 0, 1)
-    return np.ascontiguousarray(normalized)
+    result: np.ndarray = ((values - mean) / std).transpose(2, 0, 1)
+    return np.ascontiguousarray(result)
 
 
-def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resize ``(h, w, 3) uint8`` by bicubic weights, along rows and then along columns, each rounded to uint8 as Pillow does."""
-    across = _rounded(np.einsum("ow,hwc->hoc", _weights(picture.shape[1], width), picture))
-    return _rounded(np.einsum("oh,hwc->owc", _weights(across.shape[0], height), across))
+def resized(picture: np.ndarray, height: int, width: int, kernel: int = BICUBIC) -> np.ndarray:
+    """Resize ``(h, w, 3) uint8`` along rows and then along columns, each rounded to uint8: bit by bit what Pillow does.
+
+    Where Pillow is installed, it does so itself, many times faster.
+    """
+    with contextlib.suppress(ImportError):
+        from PIL import Image
+
+        return np.asarray(Image.fromarray(picture).resize((width, height), kernel))
+    across = _resized_rows(picture, width, kernel)
+    return _resized_rows(across.transpose(1, 0, 2), height, kernel).transpose(1, 0, 2)
 
 
-def _rounded(values: np.ndarray) -> np.ndarray:
-    return np.clip(np.floor(values + 0.5), 0, 255).astype(np.uint8)
+def _resized_rows(picture: np.ndarray, after: int, kernel: int) -> np.ndarray:
+    before = picture.shape[1]
+    first, weights = _taps(before, after, kernel)
+    total = np.zeros((picture.shape[0], after, picture.shape[2]))
+    for tap in range(weights.shape[1]):
+        total += picture[:, np.clip(first + tap, 0, before - 1)] * weights[:, tap, None]
+    return np.clip(np.floor(total + 0.5), 0, 255).astype(np.uint8)
 
 
-def _weights(before: int, after: int) -> np.ndarray:
-    """Return what each of the new places takes of each old one, ``(after, before)``; rows add up to 1."""
+def _taps(before: int, after: int, kernel: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return from which old place on each of the new ones takes how much, ``(after,)`` and ``(after, taps)``; rows add up to 1."""
+    function, support = _KERNELS[kernel]
     scale = before / after
-    reach = max(scale, 1.0)
+    widened = max(scale, 1.0)
     center = (np.arange(after) + 0.5) * scale
-    distance = np.abs((np.arange(before) + 0.5 - center[:, None]) / reach)
-    near = (1.5 * distance - 2.5) * distance * distance + 1  # Keys' cubic with a = -0.5
+    first = np.floor(center - support * widened).astype(np.int64)
+    place = first[:, None] + np.arange(math.ceil(2 * support * widened) + 2)
+    distance = np.abs((place + 0.5 - center[:, None]) * (1 / widened))
+    inside = (place >= 0) & (place < before) & (distance < support)
+    weights = np.where(inside, function(distance), 0.0)
+    weights /= weights.sum(1, keepdims=True)
+    # Pillow has 22 bits for them. So sums are exact, in any order.
+    return first, np.trunc(weights * 2**22 + np.copysign(0.5, weights)) / 2**22
+
+
+def _cubic(distance: np.ndarray) -> np.ndarray:
+    """Keys' cubic with a = -0.5."""
+    near = (1.5 * distance - 2.5) * distance * distance + 1
     far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
-    weights = np.where(distance < 1, near, np.where(distance < 2, far, 0.0))
-    total: np.ndarray = weights / weights.sum(1, keepdims=True)
-    return total
+    return np.where(distance < 1, near, far)
+
+
+_KERNELS = {LANCZOS: (lambda distance: np.sinc(distance) * np.sinc(distance / 3), 3), BICUBIC: (_cubic, 2)}
+"""Weight by distance, and how far that reaches."""

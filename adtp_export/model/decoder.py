@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
 
+from ..contract import ANYRES, SQUARE
 from ..errors import InputError, ellipsize, quoted
 from . import registry
 from .backbones.base import Backbone
@@ -23,11 +24,19 @@ from .image_choice import read_kept
 from .image_pruners import DIVPRUNE, Stage, read_stages
 from .image_tokens import spread_over
 from .plain import architectures
+from .vision import KINDS, Vision, language_model
 
-VISION = ("llava",)
-"""Model types with images."""
 TEXT_ALONE = "ForCausalLM"
 """What the names of the classes end with that read text alone."""
+WITH_IMAGES = "ForConditionalGeneration"
+"""What the names of classes end with that read images."""
+_DIMENSIONS, _CROSS = "its positions have three dimensions (M-RoPE)", "it attends to images by cross-attention"
+UNFIT = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), _DIMENSIONS),
+    **dict.fromkeys(("mllama", "idefics"), _CROSS),
+    **dict.fromkeys(("video_llava", "llava_next_video", "video_llama_3"), "it reads videos"),
+}
+"""Why models of these types are not accepted."""
 LEAST_TEXT = 8
 """Tokens that a model must have room for beside an image."""
 
@@ -36,7 +45,19 @@ def generates(raw: Mapping[str, Any]) -> bool:
     """Whether a `config.json` is that of a model that generates text: its class says so, or it reads images."""
     names, kind = architectures(raw), raw.get("model_type")
     decoder = isinstance(kind, str) and kind in registry.BACKBONES and registry.backbone(kind).generates
-    return kind in VISION or (decoder and bool(names) and all(name.endswith(TEXT_ALONE) for name in names))
+    return kind in KINDS or (decoder and bool(names) and all(name.endswith(TEXT_ALONE) for name in names))
+
+
+def check_images(raw: Mapping[str, Any], path: Path) -> None:
+    """Raises InputError for the configuration of a model that reads images and generates text, of a kind that is not accepted."""
+    kind = raw.get("model_type")
+    generating = any(name.endswith(WITH_IMAGES) for name in architectures(raw))
+    if kind not in KINDS and generating and isinstance(raw.get("vision_config"), Mapping):
+        why = f", and {UNFIT[kind]}" if kind in UNFIT else ""
+        raise InputError(
+            f"{path}: model_type is {quoted(kind)}{why}; accepted of models that read images and generate text are {', '.join(KINDS)}. "
+            "Its language model alone is accepted where that is a decoder such as llama; save it on its own"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +65,8 @@ class Decoder:
     """A model in fp32, described.
 
     model: transformers'. backbone: of its language model. stages: where image tokens leave. image_token: the id that stands where an
-    image token goes, and image_tokens: how many an image has; None and 0 where the model reads text alone. kept_tokens: how many of these
-    stay before the language model reads any; 0: all.
+    image token goes, and image_tokens: how many a tile of a picture has; None and 0 where the model reads text alone. kept_tokens: how many
+    of these stay before the language model reads any; 0: all.
     """
 
     directory: Path
@@ -60,8 +81,7 @@ class Decoder:
     def copy(self, dtype: torch.dtype = torch.float32) -> Decoder:
         """Return the same with weights of its own, in a precision."""
         model = copy.deepcopy(self.model).to(dtype)
-        language = model.model.language_model if self.image_token is not None else model
-        return dataclasses.replace(self, model=model, backbone=type(self.backbone)(language))
+        return dataclasses.replace(self, model=model, backbone=type(self.backbone)(language_model(model)))
 
     @property
     def embeddings(self) -> nn.Module:
@@ -96,6 +116,15 @@ class Decoder:
         return 0 if self.image_token is None else int(self.model.config.vision_config.image_size)
 
     @property
+    def pictures(self) -> dict[str, Any]:
+        """What `generate` needs to know to prepare pictures; nothing where the model reads text alone."""
+        return {} if self.image_token is None else KINDS[self.model.config.model_type].settings(self.model.config)
+
+    def vision(self) -> Vision:
+        """Return what makes image tokens of pictures; it shares the weights."""
+        return KINDS[self.model.config.model_type](self.model)
+
+    @property
     def stop_tokens(self) -> tuple[int, ...]:
         """The tokens that end a text: of `generation_config.json`, or else of the configuration, defaults included."""
         found = self.model.generation_config.eos_token_id
@@ -105,7 +134,7 @@ class Decoder:
 
     @functools.cached_property
     def spread(self) -> Tensor:
-        """As of `SeenImage`: pictures are squares."""
+        """As of `SeenImage`: tiles are squares."""
         return spread_over(round(self.image_tokens**0.5))
 
 
@@ -122,7 +151,7 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
     path = directory / "config.json"
     weight_files(directory, allow_pickle=False)
     pruning = raw.get("pruning") if pruning is None else pruning
-    has_images = raw["model_type"] in VISION
+    has_images = raw["model_type"] in KINDS
     config = _configuration(raw, path, has_images)
     text = config.get_text_config()
     family = registry.backbone(text.model_type)
@@ -137,22 +166,35 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
         raise InputError(
             f"{path}: image tokens leave by pruning, and a {quoted(raw['model_type'])} model reads text alone; leave it out"
         )
-    count = _image_tokens(config, path) if has_images else 0
+    count = KINDS[raw["model_type"]].tokens(config, path) if has_images else 0
     if count + LEAST_TEXT > family.max_tokens(text):
         raise InputError(
             f"{path}: an image has {count} tokens, and the model reads {family.max_tokens(text)}; accepted are models with room for text"
         )
     before = pruning is not None and pruning.get("method") == DIVPRUNE
+    if before and KINDS[raw["model_type"]].layout != SQUARE:
+        raise InputError(
+            f"{path}: {DIVPRUNE} chooses among the tokens of one tile, and pictures of a {quoted(raw['model_type'])} model have several; "
+            "accepted are stages, such as those of btp"
+        )
     stages = read_stages(pruning, text.num_hidden_layers, count) if pruning is not None and not before else ()
+    if (
+        has_images
+        and KINDS[raw["model_type"]].layout == ANYRES
+        and any(getattr(stage, "spatial", 0) for stage in stages)
+    ):
+        raise InputError(
+            f"pruning.stages: got spatial, and image tokens of a {quoted(raw['model_type'])} model are no squares; accepted is spatial 0, "
+            "as in --pruning btp-qwen"
+        )
     model = _model(directory, config, AutoModelForImageTextToText if has_images else AutoModelForCausalLM)
-    language = model.model.language_model if has_images else model
     return Decoder(
         directory=directory,
         raw_config=raw,
         model=model,
-        backbone=family(language),
+        backbone=family(language_model(model)),
         stages=stages,
-        image_token=config.image_token_index if has_images else None,
+        image_token=config.image_token_id if has_images else None,
         image_tokens=count,
         kept_tokens=read_kept(pruning, count) if pruning is not None and before else 0,
     )
@@ -195,33 +237,3 @@ def _model(directory: Path, config: Any, kind: Any) -> Any:
     if broken := [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]:
         raise InputError(f"{directory}: NaN or infinite weights in {', '.join(broken[:4])}")
     return model.eval().requires_grad_(False)
-
-
-def _image_tokens(config: Any, path: Path) -> int:
-    """Return how many tokens an image has; raises InputError for a picture that is no square of patches."""
-    vision = config.vision_config
-    side, patch = vision.image_size, vision.patch_size
-    if not isinstance(side, int) or not isinstance(patch, int) or side < patch:
-        raise InputError(
-            f"{path}: vision_config has image_size {quoted(side)} and patch_size {quoted(patch)}; accepted are integers"
-        )
-    return int((side // patch) ** 2) + (config.vision_feature_select_strategy == "full")
-
-
-class Vision(nn.Module):
-    """Pictures to image tokens: transformers' tower and projector."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__()
-        own, config = decoder.model.model, decoder.model.config
-        self.tower, self.projector = own.vision_tower, own.multi_modal_projector
-        layer = config.vision_feature_layer
-        self.feature_layers = [layer] if isinstance(layer, int) else list(layer)
-        self.leaves_first_out = config.vision_feature_select_strategy == "default"
-
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        """Turn ``pixel_values (images, 3, side, side)`` into features ``(images, tokens, H)``."""
-        states = self.tower(pixel_values, output_hidden_states=True).hidden_states
-        chosen = [states[i][:, 1:] if self.leaves_first_out else states[i] for i in self.feature_layers]
-        result: Tensor = self.projector(torch.cat(chosen, -1))
-        return result

@@ -70,8 +70,9 @@ class BtpStage(Stage):
     """A stage of Balanced Token Pruning.
 
     divisor: k = n // divisor of n image tokens stay; 0: none. Of these the share `attended` by what is asked, out of `surplus` times as
-    many; the share `diverse` far from one another; `spatial` of them spread over the picture; what room is left by distance from all
-    these. twice: a token that is chosen by attention and for diversity follows twice, as in the authors' code.
+    many (all_candidates: all of these stay); the share `diverse` far from one another; `spatial` of each tile spread over it; what room
+    is left by distance from all these. twice: a token that is chosen by attention and for diversity follows twice, as in the authors'
+    code.
 
     Source: Li et al., Balanced Token Pruning (NeurIPS 2025), and its code for LLaVA.
     """
@@ -82,6 +83,7 @@ class BtpStage(Stage):
     diverse: float = 0.0
     spatial: int = 0
     twice: bool = False
+    all_candidates: bool = False
 
     softmax = False
 
@@ -90,14 +92,20 @@ class BtpStage(Stage):
         check_int("pruning.stages.spatial", self.spatial, 0)
         for name in ("attended", "diverse"):
             check_share(f"pruning.stages.{name}", getattr(self, name))
+        for name in ("twice", "all_candidates"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InputError(f"pruning.stages.{name}: got {quoted(value)}; accepted are true and false")
         if self.attended + self.diverse > 1:
             raise InputError(
                 f"pruning.stages: got attended {self.attended} and diverse {self.diverse}; accepted is a sum of at most 1"
             )
         if not isinstance(self.surplus, (int, float)) or not 1 <= self.surplus < math.inf:
             raise InputError(f"pruning.stages.surplus: got {quoted(self.surplus)}; accepted are numbers from 1 on")
-        if not isinstance(self.twice, bool):
-            raise InputError(f"pruning.stages.twice: got {quoted(self.twice)}; accepted are true and false")
+        if self.all_candidates and self.attended * self.surplus + self.diverse > 1:
+            raise InputError(
+                f"pruning.stages: got attended {self.attended} times surplus {self.surplus} with all_candidates, and diverse "
+                f"{self.diverse}; accepted is a sum of at most 1"
+            )
 
     def left(self, count: int, at_input: int) -> int:
         return count // self.divisor if self.divisor else 0
@@ -107,7 +115,9 @@ class BtpStage(Stage):
             return torch.zeros_like(seen.live, dtype=torch.int64)
         keep = seen.counts // self.divisor
         of_best = floor_of(self.attended, keep)
-        attended = best_early_first(seen.asked, seen.live, of_best, floor_of(self.surplus, of_best), keep)
+        candidates = floor_of(self.surplus, of_best)
+        of_best = candidates if self.all_candidates else of_best
+        attended = best_early_first(seen.asked, seen.live, of_best, candidates, keep)
         if self.attended == 1:
             return attended.to(torch.int64)
         distances = Distances.of(seen.states, seen.live)
@@ -163,7 +173,20 @@ class PyramidDropStage(FastVStage):
 DIVPRUNE = "divprune"
 """The method of `image_choice`, which has no stages."""
 
-METHODS: dict[str, type[Stage]] = {"btp": BtpStage, "fastv": FastVStage, "pyramiddrop": PyramidDropStage}
+
+@dataclass(frozen=True, kw_only=True)
+class BtpQwenStage(BtpStage):
+    """A stage as their code for Qwen2.5-VL has it: tokens are asked by probabilities."""
+
+    softmax = True
+
+
+METHODS: dict[str, type[Stage]] = {
+    "btp": BtpStage,
+    "btp-qwen": BtpQwenStage,
+    "fastv": FastVStage,
+    "pyramiddrop": PyramidDropStage,
+}
 
 PRESETS: dict[str, list[dict[str, Any]]] = {
     "btp": [
@@ -172,10 +195,19 @@ PRESETS: dict[str, list[dict[str, Any]]] = {
         {"layer": 14, "divisor": 3, "attended": 1.0, "surplus": 1.2},
         {"layer": 22, "divisor": 0},
     ],
+    "btp-qwen": [
+        {"layer": 3, "divisor": 2, "attended": 0.1, "surplus": 1.2, "all_candidates": True},
+        {"layer": 6, "divisor": 2, "attended": 0.4},
+        {"layer": 15, "divisor": 2, "attended": 1.0, "surplus": 1.2},
+    ],
     "fastv": [{"layer": 2, "keep": 0.5}],
     "pyramiddrop": [{"layer": 8, "keep": 0.5}, {"layer": 16, "keep": 0.25}, {"layer": 24, "keep": 0.125}],
 }
-"""What the authors publish for LLaVA-1.5-7B: 576 image tokens, 32 layers."""
+"""What the authors publish for LLaVA-1.5-7B: 576 image tokens, 32 layers; btp-qwen for Qwen2.5-VL-7B: 28 layers.
+
+The code for Qwen has one stage more, which drops all image tokens before layer 22. The paper keeps an eighth, and so it is here: without
+them, questions about text in pictures are hardly answered at all.
+"""
 
 
 def read_stages(fields_given: Mapping[str, Any], layers: int, image_tokens: int) -> tuple[Stage, ...]:

@@ -50,6 +50,7 @@ def _btp(stage: BtpStage, scores: np.ndarray, states: np.ndarray, spread: np.nda
     keep = n // stage.divisor
     count = int(keep * stage.attended)
     candidates, of_candidates = _best(scores, list(range(n)), int(count * stage.surplus))
+    count = len(candidates) if stage.all_candidates else count
     early = [place for place in candidates if place < keep]
     late = [place for place in candidates if place >= keep]
     attended, among_early = _best(scores, early, min(count, len(early)))
@@ -64,7 +65,8 @@ def _btp(stage: BtpStage, scores: np.ndarray, states: np.ndarray, spread: np.nda
     twice = [place for place in attended if place in diverse] if stage.twice else []
     picked = list(dict.fromkeys([*attended, *diverse]))
     room = keep - len(picked) - len(twice)
-    on_grid = [place for place in np.argsort(spread)[: stage.spatial].tolist() if place < n and place not in picked]
+    turn = spread[np.arange(n) % len(spread)]
+    on_grid = [p for p in np.argsort(turn, kind="stable").tolist() if turn[p] < stage.spatial and p not in picked]
     picked += on_grid[:room]
     rest, closer = far(picked, keep - len(picked) - len(twice), distances)
     return Choice(_copies(n, [*picked, *rest, *twice]), min(margin, closest, closer), scores, distances)

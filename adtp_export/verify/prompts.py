@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..contract import IMAGE_FEATURES, IMAGE_KEPT, INPUT_IDS, INPUTS_EMBEDS, PIXEL_VALUES
-from ..model.decoder import Decoder, Vision
+from ..contract import IMAGE_FEATURES, IMAGE_KEPT, INPUT_IDS, INPUTS_EMBEDS, PIXEL_VALUES, TILES
+from ..model.decoder import Decoder
 from ..model.sequences import at_least_fp32
 from .oracle import DTYPES
 from .plain_choice import far
@@ -18,6 +18,8 @@ LENGTHS = (1, 17, 40, 64)
 """Tokens of prompts."""
 AROUND_IMAGES = ((1, 3), (9, 21))
 """Tokens before an image and behind it."""
+BETWEEN_TILES = 2
+"""Tokens between two tiles of an image."""
 
 
 @torch.no_grad()
@@ -34,12 +36,16 @@ def draw_prompts(decoder: Decoder, steps: int) -> list[Prompt]:
     if decoder.image_token is None:
         return [Prompt(text(n), torch.zeros(n, dtype=torch.bool)) for n in LENGTHS if n <= room]
     prompts = []
-    for (before, behind), features in zip(AROUND_IMAGES, Vision(decoder)(_pictures(decoder))):
-        states = torch.cat([text(before), features, text(behind)])
-        image = torch.zeros(len(states), dtype=torch.bool)
-        image[before : before + len(features)] = True
+    tiles = decoder.vision()(_pictures(decoder))
+    for number, (before, behind) in enumerate(AROUND_IMAGES):
+        # Where text stands between tiles, the last prompt has two of them.
+        parts = [(text(before), False), (tiles[number], True)]
+        if decoder.pictures["layout"] == TILES and number:
+            parts += [(text(BETWEEN_TILES), False), (tiles[0], True)]
+        parts.append((text(behind), False))
+        states = torch.cat([part for part, _ in parts])
         if len(states) <= room:
-            prompts.append(Prompt(states, image))
+            prompts.append(Prompt(states, torch.cat([torch.full((len(part),), own) for part, own in parts])))
     return prompts
 
 
@@ -60,7 +66,7 @@ def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None, pre
     if vision is None:
         return None
     pictures, multiple = _pictures(decoder), MULTIPLE if precision == "fp32" else TYPED_MULTIPLE
-    exact, error = errors_of_network(Vision(decoder), pictures, dtype)
+    exact, error = errors_of_network(decoder.vision(), pictures, dtype)
     found = vision({PIXEL_VALUES: pictures.numpy()})
     if decoder.kept_tokens:
         kept = found[IMAGE_KEPT]
@@ -76,7 +82,7 @@ def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None, pre
 def _other_choice(decoder: Decoder, pictures: torch.Tensor, kept: np.ndarray, precision: str) -> str | None:
     """Say which picture keeps other tokens than fp64 chooses, where no rounding explains it."""
     dtype = DTYPES.get(precision, torch.float32)
-    distances, error = errors_of_network(_Distances(Vision(decoder)), pictures, dtype)
+    distances, error = errors_of_network(_Distances(decoder.vision()), pictures, dtype)
     multiple = MULTIPLE if precision == "fp32" else TYPED_MULTIPLE
     for number, (own, found) in enumerate(zip(distances, kept)):
         places, margin = far([], decoder.kept_tokens, own)

@@ -12,12 +12,14 @@ from language_models import IMAGE, STAGES, save_causal, save_llava
 
 import adtp_export
 from adtp_export.cli import run
+from adtp_export.cli.run_prompts import said
 from adtp_export.contract import EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, VISION_MODEL
 from adtp_export.errors import InputError
 from adtp_export.inference import generation
+from adtp_export.inference.chat import Chat
 from adtp_export.inference.generation import Generator, Sampling, whole
 from adtp_export.inference.pixels import pixel_values, read_picture, resized
-from adtp_export.model.decoder import Vision, load_decoder
+from adtp_export.model.decoder import load_decoder
 from adtp_export.verify.prefill import Oracle, Prompt
 
 PROMPTS = ["w1 w7 <image> w20 w9 w30", "w1 w44 <image> w5"]
@@ -58,7 +60,7 @@ def oracle_tokens(folder, pictures, steps):
     oracle = Oracle(decoder, torch.float64)
     found = []
     with torch.no_grad():
-        for text, features in zip(PROMPTS, Vision(decoder)(pixels)):
+        for text, features in zip(PROMPTS, decoder.vision()(pixels)):
             ids = [IMAGE if word == "<image>" else int(word[1:]) for word in text.split()]
             place = ids.index(IMAGE)
             before, behind = (decoder.embeddings(torch.tensor(part)) for part in (ids[:place], ids[place + 1 :]))
@@ -129,6 +131,23 @@ def test_a_prompt_may_have_no_picture(generator, pictures):
     mixed = whole(generator.stream([None, pictures[0]], ["w1 w7 w20", PROMPTS[1]], Sampling(max_new_tokens=3)), 2)
     assert len(alone.split()) == 3
     assert mixed[0] == alone
+
+
+def test_messages_are_prompts(generator, pictures, monkeypatch):
+    """Put into the template; and without one they are refused."""
+    asked = [{"role": "user", "content": [{"type": "text", "text": "w1 w7"}, {"type": "image"}]}]
+    with pytest.raises(InputError, match="has no chat template; write prompts out as text, or put chat_template.jinja"):
+        list(generator.stream(pictures[:1], [asked]))
+    template = (
+        "{% for part in messages[0].content %}{{ part.text if part.text else ' <image> ' }}{% endfor %}w20 w9 w30"
+    )
+    monkeypatch.setitem(vars(generator), "chat", Chat(template, {}, True))
+    found = whole(generator.stream(pictures[:1], [asked], Sampling(max_new_tokens=3)), 1)
+    assert found == whole(generator.stream(pictures[:1], PROMPTS[:1], Sampling(max_new_tokens=3)), 1)
+    with pytest.raises(InputError, match="has no <image>; accepted is an image for each"):
+        list(generator.stream(pictures[:1], [said("w1", with_image=False)]))
+    with pytest.raises(InputError, match="has <image>, and there is no image"):
+        list(generator.stream(None, [said("w1", with_image=True)]))
 
 
 def test_streams_draws_and_stops(generator, pictures, monkeypatch):
@@ -209,7 +228,7 @@ def test_text_that_ends_within_a_character_is_told(generator, monkeypatch):
         def decode(self, ids):
             return "".join(f"{i}." for i in ids[:-1]) + "\ufffd"
 
-        def encode(self, text):
+        def encode(self, text, add_special_tokens):
             return type("Encoded", (), {"ids": [1, 7]})
 
         def id_to_token(self, token):
@@ -247,7 +266,7 @@ def test_settings_are_found(generator, pictures, files, tmp_path, monkeypatch):
     monkeypatch.setattr(generator, "manifest", SimpleNamespace(files=list(files)))
     monkeypatch.setattr(generation, "checked_file", lambda directory, manifest, name: tmp_path / name)
     with pytest.raises(InputError, match="got resample 7"):
-        generator.features(pictures[:1])
+        generator.pictures(pictures[:1])
 
 
 def test_an_empty_file_is_no_picture(tmp_path):
@@ -293,12 +312,31 @@ def test_options_about_other_models_are_refused(folder):
             {"precisions": "fp8", "trt": True, "calibration_data": "texts.txt"},
             "got fp8; accepted for models that generate text are fp32, fp16, bf16, int8",
         ),
-        ({"pruning": "btq"}, "--pruning: got 'btq'; accepted are btp, fastv, pyramiddrop, divprune, and JSON files"),
+        ({"pruning": "btq"}, "got 'btq'; accepted are btp, btp-qwen, fastv, pyramiddrop, divprune, and JSON files"),
     ],
 )
 def test_options_that_are_refused(folder, tmp_path, options, told):
     with pytest.raises(InputError, match=told):
         adtp_export.export(folder / "model", tmp_path / "out", **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("qwen2_vl", "positions have three dimensions"),
+        ("mllama", "attends to images by cross-attention; accepted of"),
+        ("video_llava", "it reads videos"),
+        (
+            "internvl",
+            "model_type is 'internvl'; accepted of models that read images and generate text are llava, llava_next,",
+        ),
+    ],
+)
+def test_models_with_images_that_are_refused(kind, told, tmp_path):
+    config = {"model_type": kind, "architectures": ["SomeForConditionalGeneration"], "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=told):
+        adtp_export.export(tmp_path, tmp_path / "out")
 
 
 def test_image_tokens_leave_inside_decoders_alone(small, tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from language_models import IMAGE, SIDE, STAGES, TEXT, save_causal, save_llava
 
 from adtp_export.errors import InputError
-from adtp_export.model.decoder import Vision, load_decoder
+from adtp_export.model.decoder import load_decoder
 from adtp_export.model.image_choice import Diverse, read_kept
 from adtp_export.model.image_pruners import BtpStage, FastVStage, SeenImage, read_stages
 from adtp_export.model.image_tokens import ImageTokens, repeated, spread_over
@@ -99,7 +99,7 @@ def test_pruned_is_the_oracle(method, tmp_path):
     assert found.rows_compared == 3
     assert found.prediction_agreement == 1
     kept = [len(reading.rows[-1]) for reading in expected.exact]
-    left = {"btp": 0, "fastv": 8, "pyramiddrop": 3}[method]
+    left = {"btp": 0, "btp-qwen": 4, "fastv": 8, "pyramiddrop": 3}[method]
     assert kept == [len(prompts[0].states) - SIDE**2 + left, len(text.states), len(prompts[1].states) - SIDE**2 + left]
 
 
@@ -139,10 +139,10 @@ def test_small_errors_before_the_prefill_show(tmp_path):
             decoder, *(lambda feed, f=f, i=i, o=o: {o: f(torch.tensor(feed[i])).numpy()} for f, i, o in files)
         )
 
-    assert failure(Vision(decoder)) is None
-    assert failure(lambda pixels: Vision(decoder)(pixels.repeat(9, 1, 1, 1))[: len(pixels)]) is None
+    assert failure(decoder.vision()) is None
+    assert failure(lambda pixels: decoder.vision()(pixels.repeat(9, 1, 1, 1))[: len(pixels)]) is None
     other.model.model.vision_tower.encoder.layers[0].mlp.fc1.weight[0] *= 1.001
-    assert "features of pictures differ" in failure(Vision(other))
+    assert "features of pictures differ" in failure(other.vision())
 
 
 @torch.no_grad()
@@ -150,7 +150,7 @@ def test_patches_far_from_one_another_stay(tmp_path):
     """Those of plain loops, with their features; another choice shows."""
     save_llava(tmp_path)
     decoder = load_decoder(tmp_path, {"method": "divprune", "keep": 0.4})
-    vision, pixels = Diverse(decoder_vision := Vision(decoder), decoder.kept_tokens), torch.randn(3, 3, 16, 16)
+    vision, pixels = Diverse(decoder_vision := decoder.vision(), decoder.kept_tokens), torch.randn(3, 3, 16, 16)
     features, kept = vision(pixels)
     every = decoder_vision(pixels)
     for found, places, whole in zip(features, kept, every):
@@ -206,8 +206,11 @@ def test_choices_in_rectangles_are_those_of_loops(data):
         diverse=(diverse := data.draw(st.sampled_from([0, 0.1, 0.3]))),
         spatial=data.draw(st.integers(0, 9)) if diverse else 0,
         twice=data.draw(st.booleans()),
+        all_candidates=data.draw(st.booleans()),
     )
     stage = dataclasses.replace(stage, diverse=0) if stage.attended == 1 else stage
+    if stage.attended * stage.surplus + stage.diverse > 1:
+        stage = dataclasses.replace(stage, all_candidates=False)
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 10**6)))
     widest = max(*sizes, 1)
     asked, states = (
@@ -280,7 +283,7 @@ class TestBalancedTokenPruning:
 
     def test_pictures(self, golden):
         directory, _, arrays = golden
-        vision = Vision(load_decoder(directory))
+        vision = load_decoder(directory).vision()
         pixels = torch.tensor(arrays["images"] / 127.5 - 1, dtype=torch.float32)
         with torch.no_grad():
             found, exact = vision(pixels), vision.double()(pixels.double())
@@ -316,11 +319,40 @@ class TestBalancedTokenPruning:
             "spatial in the first stage alone",
         ),
         ({"method": "btp", "stages": [{"layer": 1, "divisor": 2, "twice": 1}]}, "accepted are true and false"),
+        (
+            {
+                "method": "btp-qwen",
+                "stages": [{"layer": 1, "divisor": 2, "attended": 0.9, "surplus": 1.2, "all_candidates": True}],
+            },
+            "with all_candidates, and diverse 0.0; accepted is a sum of at most 1",
+        ),
     ],
 )
 def test_stages_that_are_refused(pruning, told):
     with pytest.raises(InputError, match=told):
         read_stages(pruning, 4, SIDE**2)
+
+
+def test_the_published_settings_of_qwen():
+    """A half, a quarter, an eighth; seeds are counted as the authors' code counts them, and the last tokens stay."""
+    stages = read_stages({"method": "btp-qwen"}, 28, 1000)
+    assert [stage.layer for stage in stages] == [3, 6, 15]
+    assert all(stage.softmax for stage in stages)
+    count, kept = torch.tensor([1000]), []
+    for stage in stages:
+        n = int(count)
+        generator = torch.Generator().manual_seed(0)
+        asked, states = torch.rand(1, n, generator=generator), torch.randn(1, n, 4, generator=generator)
+        seen = SeenImage(
+            asked, states, torch.ones(1, n, dtype=torch.bool), count, torch.tensor([1000]), torch.arange(n)
+        )
+        copies = stage.copies(seen)[0]
+        kept.append(int(copies.sum()))
+        if stage.layer < 15:
+            seeds = int(int(0.1 * (n // 2)) * 1.2) if stage.layer == 3 else int(0.4 * (n // 2))
+            assert copies[asked[0].argsort(descending=True)[:seeds]].all()
+        count = copies.sum()[None]
+    assert kept == [500, 250, 125]
 
 
 def test_places_are_those_of_a_square():

@@ -37,11 +37,13 @@ from ...contract import (
 from ...environment import versions
 from ...errors import InputError, MissingDependencyError, VerificationError, quoted
 from ...imports import sentence_transformers
+from ...inference.chat import read_chat
 from ...io import read_json
 from ...model.checkpoint import read_config, weight_files
-from ...model.decoder import Decoder, generates, load_decoder
+from ...model.decoder import Decoder, check_images, generates, load_decoder
 from ...model.image_pruners import DIVPRUNE, METHODS
 from ...model.tokenizer import TOKENIZER_FILES
+from ...model.vision import KINDS
 from ...options import options_of
 from ...report import markdown
 from ...runtimes import onnxruntime
@@ -70,7 +72,7 @@ def is_decoder(options: ExportOptions) -> bool:
     """Whether the directory holds a model that is exported to generate text: none of vectors or answers is asked for.
 
     Raises:
-        InputError: `--pruning` is given, and the model does not generate text.
+        InputError: `--pruning` is given, and the model does not generate text; or it does, and reads images in a way that is not accepted.
     """
     directory = Path(options.model_dir)
     readable = (
@@ -78,11 +80,13 @@ def is_decoder(options: ExportOptions) -> bool:
         and options.head is None
         and not sentence_transformers.recognise(directory)
     )
-    found = readable and generates(read_config(directory))
+    raw = read_config(directory) if readable else {}
+    found = readable and generates(raw)
+    check_images(raw, directory / "config.json")
     if options.pruning is not None and not found:
         raise InputError(
-            f"--pruning: image tokens leave inside models that generate text, and {directory} holds none; accepted are LLaVA "
-            "(model_type 'llava'). Leave it out"
+            f"--pruning: image tokens leave inside models that generate text, and {directory} holds none; accepted are the model types "
+            f"{', '.join(KINDS)}. Leave it out"
         )
     return found
 
@@ -179,7 +183,7 @@ def _write_companions(decoder: Decoder, work: Path) -> None:
             shutil.copyfile(decoder.directory / name, work / name)
     block = {
         name: getattr(decoder, name)
-        for name in ("image_token", "image_tokens", "image_size", "max_tokens", "stop_tokens")
+        for name in ("image_token", "image_tokens", "image_size", "pictures", "max_tokens", "stop_tokens")
     }
     block["vocab_size"] = decoder.backbone.config.vocab_size
     plain = {name: value for name, value in decoder.raw_config.items() if name != "pruning"}
@@ -255,13 +259,31 @@ def _check_before_prefill(decoder: Decoder, work: Path, precision: str) -> None:
         raise VerificationError(failure)
 
 
+def _chat_note(decoder: Decoder) -> tuple[Note, ...]:
+    """Say why the chat template cannot be used, where there is one."""
+
+    def find(name: str) -> Path | None:
+        path = decoder.directory / name
+        return path if path.is_file() else None
+
+    try:
+        if (chat := read_chat(find, parts=decoder.image_token is not None)) is not None:
+            chat.prompt([{"role": "user", "content": "a text"}])
+    except MissingDependencyError:
+        return ()
+    except InputError as error:
+        return (Note(f"adtp-run --chat and messages cannot be used: {error}"),)
+    return ()
+
+
 def _notes(decoder: Decoder) -> tuple[Note, ...]:
     if not decoder.stages and not decoder.kept_tokens:
-        return ()
+        return _chat_note(decoder)
     before = ", ".join(str(stage.layer) for stage in decoder.stages) or "0 (all)"
     return (
         Note(
             f"image tokens leave before the layers {before}. Tasks that read text in pictures lose the most: measure yours on the pruned "
             "and the unpruned model"
         ),
+        *_chat_note(decoder),
     )

@@ -65,7 +65,7 @@ def _may_generate(options: ExportOptions) -> bool:
     """Whether PyTorch is to be imported, which takes seconds, to find out whether the model generates text."""
     with contextlib.suppress(OSError, ValueError):
         text = read_document(Path(options.model_dir) / "config.json", JSON_BYTES)
-        return options.pruning is not None or "ForCausalLM" in text or "llava" in text
+        return options.pruning is not None or "ForCausalLM" in text or "vision_config" in text
     return options.pruning is not None
 
 

@@ -1,0 +1,199 @@
+"""What turns pictures into image tokens, for each class of vision-language models that is accepted: transformers' own modules."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..contract import ANYRES, SQUARE, TILES
+from ..errors import InputError, quoted
+
+TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}
+"""Towers of LLaVA's kinds, and how many tokens these have before those of patches."""
+
+
+class Vision(nn.Module):
+    """Tiles ``(tiles, 3, side, side)`` to image tokens ``(tiles, tokens, H)``.
+
+    Args:
+        model: transformers'; its modules are shared.
+    """
+
+    layout: ClassVar[str] = SQUARE
+    """How a picture becomes tiles, and where their tokens go in the prompt; see `contract`."""
+    language: ClassVar[str] = "language_model"
+    """The attribute that has the language model."""
+
+    @classmethod
+    @abstractmethod
+    def tokens(cls, config: Any, path: Path) -> int:
+        """Return how many tokens a tile has; raises InputError for a configuration that is not accepted."""
+
+    @classmethod
+    def settings(cls, config: Any) -> dict[str, Any]:
+        """Return what the layout needs to know of the model."""
+        return {"layout": cls.layout}
+
+    @abstractmethod
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Turn tiles into image tokens."""
+
+
+class Llava(Vision):
+    """A picture is one tile."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        own, config = model.model, model.config
+        self.tower, self.projector = own.vision_tower, own.multi_modal_projector
+        layer = config.vision_feature_layer
+        self.feature_layers = [layer] if isinstance(layer, int) else list(layer)
+        self.leaves_first_out = config.vision_feature_select_strategy == "default"
+
+    @classmethod
+    def tokens(cls, config: Any, path: Path) -> int:
+        vision = config.vision_config
+        if vision.model_type not in TOWERS:
+            raise InputError(
+                f"{path}: vision_config.model_type is {quoted(vision.model_type)}; accepted are {', '.join(TOWERS)}"
+            )
+        side = patches_of(vision, path)
+        return side**2 + TOWERS[vision.model_type] - (config.vision_feature_select_strategy == "default")
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        states = self.tower(pixel_values, output_hidden_states=True).hidden_states
+        chosen = [states[i][:, 1:] if self.leaves_first_out else states[i] for i in self.feature_layers]
+        result: Tensor = self.projector(torch.cat(chosen, -1))
+        return result
+
+
+class LlavaNext(Llava):
+    """LLaVA-NeXT: the whole picture small, and tiles of it large. One more token a tile: what ends a row of patches."""
+
+    layout = ANYRES
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.newline = model.model.image_newline
+
+    @classmethod
+    def tokens(cls, config: Any, path: Path) -> int:
+        found = super().tokens(config, path)
+        if found != patches_of(config.vision_config, path) ** 2:
+            strategy, kind = config.vision_feature_select_strategy, config.vision_config.model_type
+            raise InputError(
+                f"{path}: vision_feature_select_strategy is {quoted(strategy)} with {quoted(kind)}; accepted are 'default' with CLIP and "
+                "'full' with SigLIP, which leave a square of patches"
+            )
+        return found
+
+    @classmethod
+    def settings(cls, config: Any) -> dict[str, Any]:
+        """Pinpoints: heights and widths to choose from. most: tiles whose tokens a picture may have; None: any number."""
+        pinpoints = [list(each) for each in config.image_grid_pinpoints]
+        return {**super().settings(config), "pinpoints": pinpoints, "most": cls.most_tiles(config)}
+
+    @classmethod
+    def most_tiles(cls, config: Any) -> int | None:
+        """Return of how many tiles a picture's tokens are at most; more are made smaller."""
+        return None
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        features = super().forward(pixel_values)
+        return torch.cat([features, self.newline.expand(features.shape[0], 1, -1)], 1)
+
+
+class LlavaOnevision(LlavaNext):
+    """LLaVA-OneVision."""
+
+    @classmethod
+    def tokens(cls, config: Any, path: Path) -> int:
+        cls.most_tiles(config, path)
+        return super().tokens(config, path)
+
+    @classmethod
+    def most_tiles(cls, config: Any, path: Path | str = "config.json") -> int | None:
+        name, _, number = str(config.vision_aspect_ratio).rpartition("_")
+        if name != "anyres_max" or not number.isdecimal() or not int(number):
+            raise InputError(
+                f"{path}: vision_aspect_ratio is {quoted(config.vision_aspect_ratio)}; accepted are such as 'anyres_max_9'"
+            )
+        return int(number)
+
+
+class Idefics3(Vision):
+    """Idefics3 and SmolVLM: tiles of the picture, with text between them, and the whole picture small."""
+
+    layout = TILES
+    language = "text_model"
+    positions: Tensor
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.tower, self.connector = model.model.vision_model, model.model.connector
+        self.register_buffer("positions", self._positions(), persistent=False)
+
+    @classmethod
+    def tokens(cls, config: Any, path: Path) -> int:
+        side, scale = patches_of(config.vision_config, path), config.scale_factor
+        if not isinstance(scale, int) or scale < 1 or side % scale:
+            raise InputError(
+                f"{path}: got scale_factor {quoted(scale)} for {side} patches along a side; accepted are integers that divide them"
+            )
+        return (side // scale) ** 2
+
+    @torch.no_grad()
+    def _positions(self) -> Tensor:
+        """Return where the patches of a whole tile are, ``(1, patches) int64``, as the tower itself says."""
+        embeddings, found = self.tower.embeddings, []
+        handle = embeddings.position_embedding.register_forward_pre_hook(lambda module, given: found.append(given[0]))
+        weight, side = embeddings.patch_embedding.weight, embeddings.image_size
+        patches = embeddings.num_patches_per_side
+        try:
+            whole = torch.ones(1, patches, patches, dtype=torch.bool, device=weight.device)
+            embeddings(weight.new_zeros(1, weight.shape[1], side, side), whole)
+        finally:
+            handle.remove()
+        positions: Tensor = found[0]
+        return positions
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        embeddings = self.tower.embeddings
+        patches = embeddings.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
+        # No part of a tile is padding, so there is no mask.
+        states = self.tower.encoder(
+            inputs_embeds=patches + embeddings.position_embedding(self.positions), attention_mask=None
+        ).last_hidden_state
+        result: Tensor = self.connector(self.tower.post_layernorm(states))
+        return result
+
+
+KINDS: Mapping[str, type[Vision]] = {
+    "llava": Llava,
+    "llava_next": LlavaNext,
+    "llava_onevision": LlavaOnevision,
+    "idefics3": Idefics3,
+    "smolvlm": Idefics3,
+}
+"""Model types with images."""
+
+
+def patches_of(vision: Any, path: Path) -> int:
+    """Return the patches along a side of a tile; raises InputError for a tile that is no square of patches."""
+    side, patch = vision.image_size, vision.patch_size
+    if not isinstance(side, int) or not isinstance(patch, int) or side < patch or patch < 1:
+        raise InputError(
+            f"{path}: vision_config has image_size {quoted(side)} and patch_size {quoted(patch)}; accepted are integers"
+        )
+    return side // patch
+
+
+def language_model(model: Any) -> Any:
+    """Return what reads text in transformers' model: of one with images a part, and else the model itself."""
+    kind = KINDS.get(model.config.model_type)
+    return model if kind is None else getattr(model.model, kind.language)
