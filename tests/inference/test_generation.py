@@ -103,7 +103,7 @@ def test_bf16_and_patches_far_from_one_another(folder, pictures, tmp_path):
     assert manifest.checkpoint["pruning"] == [{"method": "divprune", "kept_tokens": 1}]
     for name in manifest.targets:
         found = Generator(tmp_path / "out", target=name)
-        assert found.features(pictures).shape == (2, 1, 32)
+        assert [each.shape for each in found.features(found.pictures(pictures))] == [(1, 32)] * 2
         assert all(whole(found.stream(pictures, PROMPTS, Sampling(max_new_tokens=4)), 2))
 
 
