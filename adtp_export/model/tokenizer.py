@@ -13,11 +13,11 @@ import transformers
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
 from tokenizers.processors import RobertaProcessing
 
-from ..data.tokenize import encode, reading_texts
+from ..data.tokenize import reading_texts, taken, tokenized
 from ..data.truncate import prepared
 from ..errors import InputError, MissingDependencyError, ellipsize, quoted
 from ..io import check_regular, read_json
-from .registry import fields
+from .registry import backbone, fields
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_SETTINGS = "tokenizer_config.json"
@@ -44,7 +44,8 @@ def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tok
 
     Args:
         config: of the encoder, in transformers' terms.
-        templated: it reads texts that stand in a template, which are never empty.
+        templated: it reads texts that stand in a template, which are never empty. Otherwise it has to give a token for an empty text,
+            unless the model is of a family that generates.
 
     Raises:
         InputError: there is none, it cannot be loaded or cannot read every text, or it gives ids that the model does not know.
@@ -99,10 +100,10 @@ WORDS, UNKNOWN = "a film, and 2 good words", "\u0533\u10e5\u1251"
 
 def _try(tokenizer: Tokenizer, directory: Path, config: Any, templated: bool) -> None:
     """Read texts and pairs, so that a tokenizer that does not fit is found before any work starts."""
-    empty_texts = () if templated else ("",)
-    texts = (WORDS, UNKNOWN, *empty_texts, (WORDS, WORDS), (UNKNOWN, ""))
+    adds_none = templated or backbone(config.model_type).generates  # Qwen's adds no token to a text
+    texts = (WORDS, UNKNOWN, *(() if adds_none else ("",)), (WORDS, WORDS), (UNKNOWN, ""))
     try:
-        rows = encode(tokenizer, texts, config.max_position_embeddings)
+        rows = [taken(*found) for found in tokenized(tokenizer, texts, config.max_position_embeddings, offsets=False)]
     except InputError as error:
         raise InputError(
             f"{directory}: {error}. It is tried on words that it may not know, and on pairs; give the model's own tokenizer"
