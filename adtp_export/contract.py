@@ -113,6 +113,7 @@ and a token behind each row of patches (LLaVA-NeXT)."""
 HEAD_TEXT = "text"
 """What such a model answers with, as a manifest calls it."""
 PIXEL_VALUES, IMAGE_FEATURES, INPUTS_EMBEDS, IMAGE = "pixel_values", "image_features", "inputs_embeds", "image"
+IMAGE_KEPT = "image_kept"
 POSITIONS, ROWS, PAST, PRESENT, KEY, VALUE = "positions", "rows", "past", "present", "key", "value"
 """Their inputs and outputs. `CU_SEQLENS`, `POSITIONS` and `ROWS` end with the layer that such tokens enter first (`entered`)."""
 
@@ -125,6 +126,11 @@ def entered(name: str, layer: int) -> str:
 def cached(when: str, layer: int, what: str) -> str:
     """Name keys or values: ``past.0.key``."""
     return f"{when}.{layer}.{what}"
+
+
+def in_precision(name: str, precision: str) -> str:
+    """Name a file of a model that generates text: ``prefill.onnx`` in fp32, else ``prefill.fp16.onnx``."""
+    return name if precision == "fp32" else name.replace(".onnx", f".{precision}.onnx")
 
 
 KEPT_ROWS = "kept_rows/"
@@ -156,6 +162,9 @@ def product(layer: int, place: str) -> str:
     """Name a matrix product: ``layers.0.attention.qkv``."""
     return f"layers.{layer}.{place}"
 
+
+ASKED, IMAGE_CUTS = ".attention.asked/", "image_cuts."
+"""Part of the names of nodes that say what the last token asks, and what those of a stage begin with. They decide, so they stay in fp32."""
 
 METADATA = "adtp."
 """What the keys of the model's metadata properties begin with: ``adtp.version``, ``adtp.precision`` ..."""
