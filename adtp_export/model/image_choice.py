@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,9 +28,10 @@ def read_kept(given: Mapping[str, Any], image_tokens: int) -> int:
         hint = did_you_mean(unknown, ["keep"])
         raise InputError(f"pruning: got the field {quoted(unknown)}; accepted for {DIVPRUNE} are method and keep{hint}")
     check_share("pruning.keep", share := given.get("keep", KEEP))
-    if not (kept := int(image_tokens * share)):
+    if not (kept := round(image_tokens * share)):  # as the authors' code does
+        least = math.ceil(1000 / image_tokens) / 1000
         raise InputError(
-            f"pruning.keep: got {share}; that is none of {image_tokens} image tokens. Accepted are shares from {1 / image_tokens:.2g} on"
+            f"pruning.keep: got {share}; that is none of {image_tokens} image tokens. Accepted are shares from {least} on"
         )
     return kept
 

@@ -8,18 +8,20 @@ import pytest
 import torch
 from conftest import run_cli, shared_folder
 from filelock import FileLock
-from language_models import IMAGE, STAGES, save_causal, save_llava
+from language_models import IMAGE, SIDE, STAGES, save_causal, save_llava
 
 import adtp_export
 from adtp_export.cli import run
 from adtp_export.cli.run_prompts import said
-from adtp_export.contract import EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, VISION_MODEL
+from adtp_export.contract import EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, VISION_MODEL, in_precision
 from adtp_export.errors import InputError
+from adtp_export.graph import program
 from adtp_export.inference import generation
 from adtp_export.inference.chat import Chat
 from adtp_export.inference.generation import Generator, Sampling, whole
 from adtp_export.inference.pixels import pixel_values, read_picture, resized
 from adtp_export.model.decoder import load_decoder
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 from adtp_export.verify.prefill import Oracle, Prompt
 
 PROMPTS = ["w1 w7 <image> w20 w9 w30", "w1 w44 <image> w5"]
@@ -36,7 +38,7 @@ def folder(tmp_path_factory):
             save_llava(work / "model")
             stages = [{**stage, "twice": False} if "spatial" in stage else stage for stage in STAGES["btp"]]
             (work / "btp.json").write_text(json.dumps({"method": "btp", "stages": stages}))
-            adtp_export.export(work / "model", work / "out", pruning=work / "btp.json", precisions="fp16,int8")
+            adtp_export.export(work / "model", work / "out", pruning=work / "btp.json")
             work.rename(base / "llava")
     return base / "llava"
 
@@ -82,46 +84,46 @@ def test_text_is_that_of_the_oracle(folder, pictures):
         adtp_export.generate(folder / "out", None, ["w1"], tokens=1)
 
 
-@pytest.mark.parametrize("name", ["fp16", "int8-linear"])
-def test_lower_precisions(folder, pictures, name):
-    """Each is compared with PyTorch by the export; here, that its files run and that these are its own."""
-    found = Generator(folder / "out", target=f"onnxruntime-cpu-{name}")
-    precision = name.removesuffix("-linear")
-    assert {found._files["prefill.onnx"], found._files["step.onnx"]} == {
-        f"{x}.{precision}.onnx" for x in ("prefill", "step")
-    }
-    assert found._files["vision.onnx"] == ("vision.fp16.onnx" if name == "fp16" else "vision.onnx")
-    texts = whole(found.stream(pictures, PROMPTS, Sampling(max_new_tokens=4)), 2)
-    assert [len(text.split()) for text in texts] == [4, 4]
-
-
-@pytest.mark.slow  # its passes are those of INT8 and of fp16, and its choice is tested in PyTorch
-def test_bf16_and_patches_far_from_one_another(folder, pictures, tmp_path):
-    """A picture has as many tokens as DivPrune leaves, in fp16, too, whose vision has another file."""
-    manifest = adtp_export.export(folder / "model", tmp_path / "out", pruning="divprune", precisions="fp16,bf16")
+@pytest.mark.slow  # two exports in lower precisions; the types of a cache are tested below
+@pytest.mark.parametrize(
+    ("pruning", "precisions"),
+    [("btp.json", "fp16,int8"), ("divprune", "fp16,bf16")],
+    ids=["inside", "before"],
+)
+def test_lower_precisions(folder, pictures, tmp_path, pruning, precisions):
+    """The export compares each with PyTorch. Here, that its files are its own, and that a picture has as many tokens as DivPrune leaves in
+    the vision file of each precision."""
+    given = folder / pruning if pruning == "btp.json" else pruning
+    manifest = adtp_export.export(folder / "model", tmp_path / "out", pruning=given, precisions=precisions)
     assert {target.status for target in manifest.targets.values()} == {"verified"}
-    assert manifest.checkpoint["pruning"] == [{"method": "divprune", "kept_tokens": 1}]
     for name in manifest.targets:
+        precision = name.split("-")[2]
         found = Generator(tmp_path / "out", target=name)
-        assert [each.shape for each in found.features(found.pictures(pictures))] == [(1, 32)] * 2
-        assert all(whole(found.stream(pictures, PROMPTS, Sampling(max_new_tokens=4)), 2))
+        own = {f"{part}.onnx": in_precision(f"{part}.onnx", precision) for part in ("prefill", "step")}
+        vision = in_precision(VISION_MODEL, precision if precision == "fp16" else "fp32")
+        assert own.items() | {(VISION_MODEL, vision)} <= found._files.items()
+        left = 2 if pruning == "divprune" else SIDE**2
+        assert [each.shape for each in found.features(found.pictures(pictures))] == [(left, 32)] * 2
+        texts = whole(found.stream(pictures, PROMPTS, Sampling(max_new_tokens=4)), 2)
+        assert [len(text.split()) for text in texts] == [4, 4]
 
 
-def test_caches_have_the_precision(folder, generator):
-    half = Generator(folder / "out", target="onnxruntime-cpu-fp16")
+def test_caches_have_the_precision(folder, tmp_path):
+    """Inputs and logits stay in fp32."""
+    program.convert_precision(folder / "out" / PREFILL_MODEL, tmp_path / "half.onnx", "fp16")
     feed = {
         "inputs_embeds": np.zeros((3, 32), np.float32),
         "cu_seqlens": np.array([0, 3], np.int32),
         "image": np.zeros(3, bool),
     }
-    for found, dtype in ((half, np.float16), (generator, np.float32)):
-        answer = found._prefill.run(feed)
+    for path, dtype in ((tmp_path / "half.onnx", np.float16), (folder / "out" / PREFILL_MODEL, np.float32)):
+        answer = OnnxRuntimeEngine(path).run(feed)
         assert answer["present.3.key"].dtype == answer["present.0.value"].dtype == dtype
         assert answer["logits"].dtype == np.float32
 
 
 def test_a_target_that_is_not_there(folder):
-    with pytest.raises(InputError, match="has onnxruntime-cpu-fp32, .*did you mean 'onnxruntime-cpu-fp32'"):
+    with pytest.raises(InputError, match="has onnxruntime-cpu-fp32; did you mean 'onnxruntime-cpu-fp32'"):
         Generator(folder / "out", target="onnxruntime-cpu-fp3")
 
 

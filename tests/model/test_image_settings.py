@@ -84,9 +84,25 @@ def test_places_are_those_of_a_square():
     [
         ({"keeps": 1}, "did you mean 'keep'"),
         ({"keep": "half"}, "accepted are numbers from 0 to 1"),
-        ({"keep": 0.01}, "none of 16 image tokens"),
+        ({"keep": 1.5}, "accepted are numbers from 0 to 1"),
+        ({"keep": None}, "got None; accepted are numbers"),
+        ({"keep": 0}, "none of 16 image tokens. Accepted are shares from 0.063 on"),
     ],
 )
 def test_shares_that_are_refused(fields, told):
     with pytest.raises(InputError, match=told):
         read_kept({"method": "divprune", **fields}, SIDE**2)
+
+
+def test_shares_are_rounded():
+    """To the nearest number of tokens, as the authors' code does; the share that the message names keeps one."""
+    assert [read_kept({"method": "divprune", **fields}, 576) for fields in ({}, {"keep": 0.1}, {"keep": 1})] == [
+        56,
+        58,
+        576,
+    ]
+    for tokens in range(1, 1500):
+        with pytest.raises(InputError) as refused:
+            read_kept({"method": "divprune", "keep": 0}, tokens)
+        least = float(str(refused.value).split()[-2])
+        assert read_kept({"method": "divprune", "keep": least}, tokens) >= 1
