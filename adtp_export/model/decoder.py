@@ -142,7 +142,7 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
     """Load a model in fp32.
 
     Args:
-        pruning: `method` and `stages`; None: the field `pruning` of `config.json`, or no stages.
+        pruning: `method` and its settings; None: the field `pruning` of `config.json`, or none.
 
     Raises:
         InputError: anything missing, malformed or not accepted; the message names it.
@@ -171,22 +171,7 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
         raise InputError(
             f"{path}: an image has {count} tokens, and the model reads {family.max_tokens(text)}; accepted are models with room for text"
         )
-    before = pruning is not None and pruning.get("method") == DIVPRUNE
-    if before and KINDS[raw["model_type"]].layout != SQUARE:
-        raise InputError(
-            f"{path}: {DIVPRUNE} chooses among the tokens of one tile, and pictures of a {quoted(raw['model_type'])} model have several; "
-            "accepted are stages, such as those of btp"
-        )
-    stages = read_stages(pruning, text.num_hidden_layers, count) if pruning is not None and not before else ()
-    if (
-        has_images
-        and KINDS[raw["model_type"]].layout == ANYRES
-        and any(getattr(stage, "spatial", 0) for stage in stages)
-    ):
-        raise InputError(
-            f"pruning.stages: got spatial, and image tokens of a {quoted(raw['model_type'])} model are no squares; accepted is spatial 0, "
-            "as in --pruning btp-qwen"
-        )
+    stages, kept = _what_leaves(pruning, raw, path, text.num_hidden_layers, count) if pruning is not None else ((), 0)
     model = _model(directory, config, AutoModelForImageTextToText if has_images else AutoModelForCausalLM)
     return Decoder(
         directory=directory,
@@ -196,8 +181,31 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
         stages=stages,
         image_token=config.image_token_id if has_images else None,
         image_tokens=count,
-        kept_tokens=read_kept(pruning, count) if pruning is not None and before else 0,
+        kept_tokens=kept,
     )
+
+
+def _what_leaves(
+    pruning: Any, raw: Mapping[str, Any], path: Path, layers: int, count: int
+) -> tuple[tuple[Stage, ...], int]:
+    """Read settings of pruning for a model of so many layers and image tokens; return `stages` and `kept_tokens` of a `Decoder`."""
+    if not isinstance(pruning, Mapping):
+        raise InputError(f"{path}: pruning is {quoted(pruning)}; accepted is an object with method and its settings")
+    layout = KINDS[raw["model_type"]].layout
+    if pruning.get("method") == DIVPRUNE:
+        if layout != SQUARE:
+            raise InputError(
+                f"{path}: {DIVPRUNE} chooses among the tokens of one tile, and pictures of a {quoted(raw['model_type'])} model have "
+                "several; accepted are stages, such as those of btp"
+            )
+        return (), read_kept(pruning, count)
+    stages = read_stages(pruning, layers, count)
+    if layout == ANYRES and any(getattr(stage, "spatial", 0) for stage in stages):
+        raise InputError(
+            f"pruning.stages: got spatial, and image tokens of a {quoted(raw['model_type'])} model are no squares; accepted is spatial 0, "
+            "as in --pruning btp-qwen"
+        )
+    return stages, 0
 
 
 def _configuration(raw: Mapping[str, Any], path: Path, has_images: bool) -> Any:

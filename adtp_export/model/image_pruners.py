@@ -220,7 +220,7 @@ def read_stages(fields_given: Mapping[str, Any], layers: int, image_tokens: int)
         InputError: a name, a field or a value that is not accepted, or a stage that leaves nothing where it should keep some.
     """
     method = fields_given.get("method")
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         hint = did_you_mean(str(method), [*METHODS, DIVPRUNE])
         raise InputError(
             f"pruning.method: got {quoted(method)}; accepted for image tokens are {', '.join([*METHODS, DIVPRUNE])}{hint}"

@@ -172,11 +172,16 @@ def for_precision(expected: Expected, rounded: Decoder, precision: str) -> Expec
     """
     found = _bounded(expected.prompts, expected.exact, Oracle(rounded, DTYPES.get(precision, torch.float32)), precision)
     if not np.isfinite([found.error, *found.choice_errors]).all():
-        raise VerificationError(
-            f"PyTorch overflows in {precision} on random prompts, so no file can be compared with it. bf16 has fp32's range; "
-            "type: --precision bf16"
-        )
+        raise VerificationError(overflow(precision))
     return found
+
+
+def overflow(precision: str) -> str:
+    """Say that PyTorch has no finite answer in a precision."""
+    return (
+        f"PyTorch overflows in {precision} on random prompts, so no file can be compared with it. bf16 has fp32's range; "
+        "type: --precision bf16"
+    )
 
 
 def _bounded(prompts: Sequence[Prompt], exact: Sequence[Reading], rounded: Oracle, precision: str) -> Expected:

@@ -11,7 +11,7 @@ from ..model.decoder import Decoder
 from ..model.sequences import at_least_fp32
 from .oracle import DTYPES
 from .plain_choice import far
-from .prefill import Prompt, Run
+from .prefill import Prompt, Run, overflow
 from .rounding import MULTIPLE, TYPED_MULTIPLE, errors_of_network
 
 LENGTHS = (1, 17, 40, 64)
@@ -67,6 +67,8 @@ def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None, pre
         return None
     pictures, multiple = _pictures(decoder), MULTIPLE if precision == "fp32" else TYPED_MULTIPLE
     exact, error = errors_of_network(decoder.vision(), pictures, dtype)
+    if not np.isfinite(error):
+        return overflow(precision)
     found = vision({PIXEL_VALUES: pictures.numpy()})
     if decoder.kept_tokens:
         kept = found[IMAGE_KEPT]

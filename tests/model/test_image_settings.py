@@ -13,6 +13,7 @@ from adtp_export.model.image_pruners import SeenImage, read_stages
     ("pruning", "told"),
     [
         ({"method": "btq"}, "did you mean 'btp'"),
+        ({"method": ["btp"]}, "got \\['btp'\\]; accepted for image tokens are btp"),
         ({"method": "fastv", "ratio": 1}, "accepted are method and stages"),
         ({"method": "fastv", "stages": []}, "accepted is a list of objects"),
         ({"method": "fastv", "stages": [{"layer": 2}]}, "accepted are the fields layer, keep"),

@@ -129,20 +129,29 @@ def test_small_errors_show_and_rounding_does_not(method, tmp_path):
 
 @torch.no_grad()
 def test_small_errors_before_the_prefill_show(tmp_path):
-    """A weight of the vision tower that is off by a thousandth; the same features rounded otherwise do not."""
+    """A weight of the vision tower that is off by a thousandth; the same features rounded otherwise do not. Nothing is compared with
+    features that overflow."""
     save_llava(tmp_path)
     decoder, other = load_decoder(tmp_path), load_decoder(tmp_path)
 
-    def failure(vision):
-        files = ((decoder.embeddings, "input_ids", "inputs_embeds"), (vision, "pixel_values", "image_features"))
+    def failure(vision, dtype=torch.float32, precision="fp32"):
+        def embed(ids):
+            return decoder.embeddings(ids).to(dtype).float()
+
+        files = ((embed, "input_ids", "inputs_embeds"), (vision, "pixel_values", "image_features"))
         return failure_before_prefill(
-            decoder, *(lambda feed, f=f, i=i, o=o: {o: f(torch.tensor(feed[i])).numpy()} for f, i, o in files)
+            decoder,
+            *(lambda feed, f=f, i=i, o=o: {o: f(torch.tensor(feed[i])).numpy()} for f, i, o in files),
+            precision=precision,
         )
 
     assert failure(decoder.vision()) is None
     assert failure(lambda pixels: decoder.vision()(pixels.repeat(9, 1, 1, 1))[: len(pixels)]) is None
     other.model.model.vision_tower.encoder.layers[0].mlp.fc1.weight[0] *= 1.001
     assert "features of pictures differ" in failure(other.vision())
+    decoder.model.model.multi_modal_projector.linear_2.weight *= 1e6
+    infinite = failure(lambda pixels: decoder.vision()(pixels) * torch.inf, torch.float16, "fp16")
+    assert infinite.startswith("PyTorch overflows in fp16")
 
 
 @torch.no_grad()
@@ -282,6 +291,7 @@ class TestBalancedTokenPruning:
     ("changes", "told"),
     [
         ({"text_config": {"model_type": "bert"}}, "text_config.model_type is 'bert'; accepted are decoders"),
+        ({"pruning": "divprune"}, "pruning is 'divprune'; accepted is an object with method"),
         ({"vision_config": {"image_size": 2, "patch_size": 4}}, "accepted are integers"),
         ({"vision_config": {"image_size": 32, "patch_size": 4}}, "an image has 64 tokens, and the model reads 64"),
         (
