@@ -35,7 +35,7 @@ from ...contract import (
     __version__,
 )
 from ...environment import versions
-from ...errors import InputError, MissingDependencyError, VerificationError, quoted
+from ...errors import InputError, MissingDependencyError, VerificationError, did_you_mean, quoted
 from ...imports import sentence_transformers
 from ...inference.chat import read_chat
 from ...io import read_json
@@ -148,12 +148,14 @@ def _pruning(given: Any) -> Mapping[str, Any] | None:
     if str(given) in (*METHODS, DIVPRUNE):
         return {"method": str(given)}
     if not Path(given).is_file():
+        names = [*METHODS, DIVPRUNE]
         raise InputError(
-            f"--pruning: got {quoted(str(given))}; accepted are {', '.join([*METHODS, DIVPRUNE])}, and JSON files with method and stages"
+            f"--pruning: got {quoted(str(given))}; accepted are {', '.join(names)}, and JSON files with method and its settings"
+            f"{did_you_mean(str(given), names)}"
         )
     found = read_json(Path(given))
     if not isinstance(found, dict):
-        raise InputError(f"{given} holds {type(found).__name__}; accepted is an object with method and stages")
+        raise InputError(f"{given} holds {type(found).__name__}; accepted is an object with method and its settings")
     return found
 
 

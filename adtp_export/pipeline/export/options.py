@@ -162,14 +162,14 @@ class ExportOptions(ReadOptions):
         for typed, is_given in given.items():
             if is_given and not formats:
                 raise InputError(f"{typed} is about quantized models; add --precision int8, or fp8 with --trt")
-        if formats and not self.calibration_data and (self.trt or "fp8" in formats):
-            raise InputError(
-                f"--precision {formats[0]} takes its ranges from text like yours; type: --calibration-data FILE (.txt, .tsv, "
-                ".csv, .jsonl; 512 rows are enough)"
-            )
         if "fp8" in formats and not self.trt:
             raise InputError(
                 "--precision fp8 is for TensorRT engines; add --trt, or use int8, which ONNX Runtime takes too"
+            )
+        if formats and not self.calibration_data and self.trt:
+            raise InputError(
+                f"--precision {formats[0]} takes its ranges from text like yours; type: --calibration-data FILE (.txt, .tsv, "
+                ".csv, .jsonl; 512 rows are enough)"
             )
         if self.max_accuracy_drop is not None and self.skip_parity_check:
             raise InputError(
