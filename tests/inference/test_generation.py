@@ -314,7 +314,10 @@ def test_options_about_other_models_are_refused(folder):
             {"precisions": "fp8", "trt": True, "calibration_data": "texts.txt"},
             "got fp8; accepted for models that generate text are fp32, fp16, bf16, int8",
         ),
-        ({"pruning": "btq"}, "got 'btq'; accepted are btp, btp-qwen, fastv, pyramiddrop, divprune, and JSON files .*mean 'btp'"),
+        (
+            {"pruning": "btq"},
+            "got 'btq'; accepted are btp, btp-qwen, fastv, pyramiddrop, divprune, and JSON files .*mean 'btp'",
+        ),
     ],
 )
 def test_options_that_are_refused(folder, tmp_path, options, told):

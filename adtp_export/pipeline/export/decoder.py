@@ -281,10 +281,12 @@ def _chat_note(decoder: Decoder) -> tuple[Note, ...]:
 def _notes(decoder: Decoder) -> tuple[Note, ...]:
     if not decoder.stages and not decoder.kept_tokens:
         return _chat_note(decoder)
-    before = ", ".join(str(stage.layer) for stage in decoder.stages) or "0 (all)"
+    where = f"before the layers {', '.join(str(stage.layer) for stage in decoder.stages)}"
+    if decoder.kept_tokens:
+        where = f"before the language model, which reads {decoder.kept_tokens} of {decoder.image_tokens} of a picture"
     return (
         Note(
-            f"image tokens leave before the layers {before}. Tasks that read text in pictures lose the most: measure yours on the pruned "
+            f"image tokens leave {where}. Tasks that read text in pictures lose the most: measure yours on the pruned "
             "and the unpruned model"
         ),
         *_chat_note(decoder),
