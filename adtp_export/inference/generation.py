@@ -250,7 +250,7 @@ class Generator:
             images.append(is_image)
         if next(given, None) is not None:
             raise InputError(
-                "there are more images than prompts with a place for one; each such prompt has the image token once"
+                "there are more features than image tokens; accepted are as many, each (n, H), in the order of the prompts"
             )
         bounds = np.cumsum([0, *map(len, parts)]).astype(np.int32)
         return np.concatenate(parts), np.concatenate(images), bounds
@@ -264,6 +264,10 @@ class Generator:
             if (part := next(given, None)) is None:
                 raise InputError(
                     f"prompt {number} has a place for an image, and there is none; give one image for each such prompt"
+                )
+            if np.ndim(part) != 2 or np.shape(part)[1] != text.shape[1]:
+                raise InputError(
+                    f"features of prompt {number}: got the shape {np.shape(part)}; accepted is (n, {text.shape[1]}) for each image token"
                 )
             parts += [text[begin:place], part]
             is_part += [False, True]
@@ -318,7 +322,7 @@ class Generator:
     ) -> Iterator[list[str]]:
         """Generate as `generate` does; yield what each text goes on with, an empty string where that is nothing yet."""
         for name, value in (("images", images), ("texts", texts)):
-            if isinstance(value, (str, bytes, os.PathLike)):
+            if isinstance(value, (str, bytes, os.PathLike, Mapping)):
                 raise InputError(
                     f"{name}: got {quoted(str(value))} alone; accepted is a list, such as [{quoted(str(value))}]"
                 )

@@ -52,8 +52,8 @@ def check_images(raw: Mapping[str, Any], path: Path) -> None:
     if kind not in KINDS and generating and isinstance(raw.get("vision_config"), Mapping):
         why = f", and {UNFIT[kind]}" if kind in UNFIT else ""
         raise InputError(
-            f"{path}: model_type is {quoted(kind)}{why}; accepted of models that read images and generate text are {', '.join(KINDS)}. "
-            "Its language model alone is accepted where that is a decoder such as llama; save it on its own"
+            f"{path}: model_type is {quoted(kind)}{why}; accepted models that read images and generate text are {', '.join(KINDS)}. "
+            "To export its language model alone, save that as a checkpoint of its own, such as a LlamaForCausalLM"
         )
 
 
@@ -155,6 +155,10 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
     if pruning is not None and not has_images:
         raise InputError(
             f"{path}: image tokens leave by pruning, and a {quoted(raw['model_type'])} model reads text alone; leave it out"
+        )
+    if has_images and not 0 <= config.image_token_id < text.vocab_size:
+        raise InputError(
+            f"{path}: the image token is {config.image_token_id}; accepted are those of the vocabulary, 0 to {text.vocab_size - 1}"
         )
     count = KINDS[raw["model_type"]].tokens(config, path) if has_images else 0
     if count + LEAST_TEXT > family.max_tokens(text):

@@ -278,11 +278,11 @@ def test_options_that_are_refused(folder, tmp_path, options, told):
     ("kind", "told"),
     [
         ("qwen2_vl", "positions have three dimensions"),
-        ("mllama", "attends to images by cross-attention; accepted of"),
+        ("mllama", "attends to images by cross-attention; accepted models"),
         ("video_llava", "it reads videos"),
         (
             "internvl",
-            "model_type is 'internvl'; accepted of models that read images and generate text are llava, llava_next,",
+            "model_type is 'internvl'; accepted models that read images and generate text are llava, llava_next,",
         ),
     ],
 )

@@ -76,7 +76,7 @@ def test_the_best_of_the_pinpoints(size, grid):
 
 def test_settings_that_are_refused():
     for changes, layout, told in (
-        ({"max_image_size": {"longest_edge": 8}}, TILES, "got max_image_size 8; the model takes tiles of 16"),
+        ({"max_image_size": {"longest_edge": 8}}, TILES, r"got max_image_size \{'longest_edge': 8\}; the model takes tiles of 16"),
         ({"size": {"shortest_edge": 8}}, TILES, "accepted is longest_edge, or height and width"),
         ({"resample": 2}, TILES, "got resample 2; accepted are 3, bicubic, and 1, Lanczos"),
         ({"resample": 0}, PINPOINTS, "got resample 0"),

@@ -36,8 +36,8 @@ class ExportOptions(ReadOptions):
 
     pruning: str | PathLike | None = option(None,
         "which image tokens of a vision-language model leave inside its language model: btp, fastv or pyramiddrop as published for "
-        "LLaVA-1.5-7B, btp-qwen as for Qwen2.5-VL-7B, or a JSON file with method and stages (default: the field pruning of config.json, or "
-        "none)", "checkpoint",
+        "LLaVA-1.5-7B, btp-qwen as published for Qwen2.5-VL-7B, or a JSON file with method and stages (default: the field pruning of "
+        "config.json, or none)", "checkpoint",
         metavar="NAME")
 
     precisions: str | Sequence[str] = option(("fp32",),
