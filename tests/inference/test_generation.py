@@ -16,13 +16,13 @@ from adtp_export.cli.run_prompts import said
 from adtp_export.contract import EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, VISION_MODEL
 from adtp_export.errors import InputError
 from adtp_export.inference import generation
-from adtp_export.inference.chat import Chat
 from adtp_export.inference.generation import Generator, Sampling, whole
 from adtp_export.inference.pixels import pixel_values, read_picture, resized
 from adtp_export.model.decoder import load_decoder
 from adtp_export.verify.prefill import Oracle, Prompt
 
 PROMPTS = ["w1 w7 <image> w20 w9 w30", "w1 w44 <image> w5"]
+TEMPLATE = "{% for part in messages[0].content %}{{ part.text if part.text else ' <image> ' }}{% endfor %} w20 w9 w30"
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +34,7 @@ def folder(tmp_path_factory):
             work = tmp_path_factory.mktemp("llava")
             (work / "model").mkdir()
             save_llava(work / "model")
+            (work / "model" / "chat_template.jinja").write_text(TEMPLATE)
             stages = [{**stage, "twice": False} if "spatial" in stage else stage for stage in STAGES["btp"]]
             (work / "btp.json").write_text(json.dumps({"method": "btp", "stages": stages}))
             adtp_export.export(work / "model", work / "out", pruning=work / "btp.json")
@@ -93,18 +94,37 @@ def test_a_prompt_may_have_no_picture(generator, pictures):
 def test_messages_are_prompts(generator, pictures, monkeypatch):
     """Put into the template; and without one they are refused."""
     asked = [{"role": "user", "content": [{"type": "text", "text": "w1 w7"}, {"type": "image"}]}]
-    with pytest.raises(InputError, match="has no chat template; write prompts out as text, or put chat_template.jinja"):
-        list(generator.stream(pictures[:1], [asked]))
-    template = (
-        "{% for part in messages[0].content %}{{ part.text if part.text else ' <image> ' }}{% endfor %}w20 w9 w30"
-    )
-    monkeypatch.setitem(vars(generator), "chat", Chat(template, {}, True))
+    with monkeypatch.context() as changed:
+        changed.setattr(generator, "manifest", SimpleNamespace(files=["tokenizer.json"]))
+        changed.setattr(generation, "checked_file", lambda directory, manifest, name: directory / name)
+        with pytest.raises(InputError, match="has no chat template; write prompts out as text, or put chat_template"):
+            list(generator.stream(None, [asked]))
     found = whole(generator.stream(pictures[:1], [asked], Sampling(max_new_tokens=3)), 1)
     assert found == whole(generator.stream(pictures[:1], PROMPTS[:1], Sampling(max_new_tokens=3)), 1)
     with pytest.raises(InputError, match="has no <image>; accepted is an image for each"):
         list(generator.stream(pictures[:1], [said("w1", with_image=False)]))
     with pytest.raises(InputError, match="has <image>, and there is no image"):
         list(generator.stream(None, [said("w1", with_image=True)]))
+    with pytest.raises(InputError, match="has 2 images; accepted is one image in a prompt"):
+        list(generator.stream(pictures[:1], [said("w1 <image>", with_image=True)]))
+
+
+def test_the_command_makes_messages(folder, generator, pictures, tmp_path, capsys):
+    np.save(tmp_path / "photo.npy", pictures[0])
+    asked = ("--chat", "--image", str(tmp_path / "photo.npy"), "--text", "w1", "--max-new-tokens", "3")
+    assert run.command(run.make_parser().parse_args([str(folder / "out"), *asked])) == 0
+    (wanted,) = whole(generator.stream(pictures[:1], ["<image> w1 w20 w9 w30"], Sampling(max_new_tokens=3)), 1)
+    assert capsys.readouterr().out.strip() == wanted
+
+
+def test_messages_need_a_list_of_their_own(generator):
+    for texts, told in (
+        ({"role": "user", "content": "w1"}, "texts: got .* alone; accepted is a list"),
+        ([{"role": "user", "content": "w1"}], "messages: got .*; accepted is a list such as"),
+        ([7], "messages: got 7"),
+    ):
+        with pytest.raises(InputError, match=told):
+            list(generator.stream(None, texts))
 
 
 def test_streams_draws_and_stops(generator, pictures, monkeypatch):
