@@ -22,6 +22,7 @@ from adtp_export.model.decoder import load_decoder
 from adtp_export.verify.prefill import Oracle, Prompt
 
 PROMPTS = ["w1 w7 <image> w20 w9 w30", "w1 w44 <image> w5"]
+SAID = {"role": "user", "content": "w1"}
 TEMPLATE = "{% for part in messages[0].content %}{{ part.text if part.text else ' <image> ' }}{% endfor %} w20 w9 w30"
 
 
@@ -117,16 +118,6 @@ def test_the_command_makes_messages(folder, generator, pictures, tmp_path, capsy
     assert capsys.readouterr().out.strip() == wanted
 
 
-def test_messages_need_a_list_of_their_own(generator):
-    for texts, told in (
-        ({"role": "user", "content": "w1"}, "texts: got .* alone; accepted is a list"),
-        ([{"role": "user", "content": "w1"}], "messages: got .*; accepted is a list such as"),
-        ([7], "messages: got 7"),
-    ):
-        with pytest.raises(InputError, match=told):
-            list(generator.stream(None, texts))
-
-
 def test_streams_draws_and_stops(generator, pictures, monkeypatch):
     pieces = list(generator.stream(pictures, PROMPTS, Sampling(max_new_tokens=6)))
     greedy = whole(pieces, 2)
@@ -176,6 +167,9 @@ def test_pictures_are_resized_as_torch_does(pictures):
         (["video"], ["w1 <image>"], {}, "A video is several pictures"),
         (["missing.npy"], ["w1 <image>"], {}, "no picture that can be read"),
         (None, "w1", {}, "texts: got 'w1' alone; accepted is a list"),
+        (None, SAID, {}, "texts: got .* alone; accepted is a list"),
+        (None, [SAID], {}, "messages: got .*; accepted is a list such as"),
+        (None, [7], {}, "messages: got 7"),
         ("photo.npy", ["w1 <image>"], {}, "images: got 'photo.npy' alone; accepted is a list"),
         (None, ["w1"], {"temperature": -1}, "accepted are numbers from 0 to 100"),
         (None, ["w1"], {"temperature": "hot"}, "temperature: got 'hot'"),
@@ -190,12 +184,19 @@ def test_what_is_refused(generator, images, texts, options, told):
 
 
 @pytest.mark.parametrize(
-    ("prompts", "told"),
-    [([], "got no prompts"), ([[1, 97]], "has the token 97; the model knows 0 to 96"), ([[-1]], "has the token -1")],
-)
-def test_ids_that_are_refused(generator, prompts, told):
+    ("prompts", "features", "told"),
+    [
+        ([], [], "got no prompts"),
+        ([[1, 97]], [], "has the token 97; the model knows 0 to 96"),
+        ([[-1]], [], "has the token -1"),
+        ([[1, IMAGE]], [], "prompt 0 has a place for an image, and there is none"),
+        ([[1, IMAGE]], [np.zeros((2, 16, 32))], r"features of prompt 0: got the shape \(2, 16, 32\); accepted is \(n, 32\)"),
+        ([[1]], [np.zeros((16, 32))], "more features than image tokens"),
+    ],
+)  # fmt: skip
+def test_ids_that_are_refused(generator, prompts, features, told):
     with pytest.raises(InputError, match=told):
-        list(generator.tokens(prompts))
+        list(generator.tokens(prompts, features))
 
 
 def test_text_that_ends_within_a_character_is_told(generator, monkeypatch):
