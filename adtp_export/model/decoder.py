@@ -156,11 +156,7 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
         raise InputError(
             f"{path}: image tokens leave by pruning, and a {quoted(raw['model_type'])} model reads text alone; leave it out"
         )
-    if has_images and not 0 <= config.image_token_id < text.vocab_size:
-        raise InputError(
-            f"{path}: the image token is {config.image_token_id}; accepted are those of the vocabulary, 0 to {text.vocab_size - 1}"
-        )
-    count = KINDS[raw["model_type"]].tokens(config, path) if has_images else 0
+    count = _tokens_of_a_tile(config, path) if has_images else 0
     if count + LEAST_TEXT > family.max_tokens(text):
         raise InputError(
             f"{path}: an image has {count} tokens, and the model reads {family.max_tokens(text)}; accepted are models with room for text"
@@ -185,6 +181,14 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
         image_token=config.image_token_id if has_images else None,
         image_tokens=count,
     )
+
+
+def _tokens_of_a_tile(config: Any, path: Path) -> int:
+    """Count a tile's image tokens; raises InputError for a model with images that is not accepted."""
+    token, size = config.image_token_id, config.get_text_config().vocab_size
+    if not 0 <= token < size:
+        raise InputError(f"{path}: the image token is {token}; accepted are those of the vocabulary, 0 to {size - 1}")
+    return KINDS[config.model_type].tokens(config, path)
 
 
 def _configuration(raw: Mapping[str, Any], path: Path, has_images: bool) -> Any:

@@ -65,8 +65,8 @@ class Llava(Vision):
         layers, chosen = vision.num_hidden_layers, config.vision_feature_layer
         if not all(-layers <= each + 1 <= layers + 1 for each in ([chosen] if isinstance(chosen, int) else chosen)):
             raise InputError(
-                f"{path}: vision_feature_layer is {quoted(chosen)}; the vision tower has {layers} layers, and accepted are {-layers - 1} to "
-                f"{layers}"
+                f"{path}: vision_feature_layer is {quoted(chosen)}; the vision tower has {layers} layers, and accepted are "
+                f"{-layers - 1} to {layers}"
             )
         side = patches_of(vision, path)
         return side**2 + TOWERS[vision.model_type] - (config.vision_feature_select_strategy == "default")
