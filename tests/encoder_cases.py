@@ -9,14 +9,19 @@ import encoder_checks as checks
 import encoder_choices as choices
 import encoder_grouped as grouped
 import encoder_heads as heads
+import encoder_prenorm as prenorm
 
 from adtp_export.plugins.encoder.variants import (
     ABOVE,
     ADD_NORM,
+    ADD_RMS,
+    ANCHOR,
     CHOICE,
     EMBED,
+    GATED,
     GROUPED,
     GROUPED_RECEIVED,
+    LOOK_UP,
     NORMALIZE,
     POOL,
     PRODUCT,
@@ -25,6 +30,7 @@ from adtp_export.plugins.encoder.variants import (
     SHARE,
     SKIM,
     SPREAD,
+    TURN,
     UNPAD,
     VECTORS,
     Variant,
@@ -190,6 +196,7 @@ _CASES = {
     SHARE: _share, NORMALIZE: _rows(heads.check_normalize), SKIM: _rows(heads.check_skim), PUT_BACK: _put_back, SPREAD: _spread,
     POOL: _pool, VECTORS: _vectors,
     GROUPED: _grouped, GROUPED_RECEIVED: _grouped,
+    **dict.fromkeys((LOOK_UP, ADD_RMS, TURN, GATED, ANCHOR), prenorm.cases_of),
 }  # fmt: skip
 
 

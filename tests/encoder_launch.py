@@ -18,10 +18,14 @@ from adtp_export.plugins.encoder import binaries
 from adtp_export.plugins.encoder.variants import (
     ABOVE,
     ADD_NORM,
+    ADD_RMS,
+    ANCHOR,
     CHOICE,
     EMBED,
+    GATED,
     GROUPED,
     GROUPED_RECEIVED,
+    LOOK_UP,
     NORMALIZE,
     POOL,
     PRODUCT,
@@ -30,6 +34,7 @@ from adtp_export.plugins.encoder.variants import (
     SHARE,
     SKIM,
     SPREAD,
+    TURN,
     UNPAD,
     VECTORS,
     Variant,
@@ -59,6 +64,11 @@ WRITES: dict[str, tuple[str, ...]] = {
     VECTORS: ("out",),
     GROUPED: ("out", "lse"),
     GROUPED_RECEIVED: ("received",),
+    LOOK_UP: ("states", "out", "positions"),
+    ADD_RMS: ("states", "out"),
+    TURN: ("qkv", "new_positions"),
+    GATED: ("out",),
+    ANCHOR: ("order", "count"),
 }
 """The tensors that each kernel writes: its outputs, and memory that it works in."""
 

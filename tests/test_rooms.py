@@ -45,6 +45,7 @@ LONG_FUNCTIONS = {
     "plugins/encoder/cut.py:scores",
     "plugins/encoder/grouped.py:grouped_attention",
     "plugins/encoder/grouped.py:grouped_received",
+    "plugins/encoder/prenorm.py:turn",
     "plugins/encoder/product.py:product",
     "plugins/kernel.py:ragged_attention",
     "plugins/tensorrt.py:_plugin_class",
@@ -52,6 +53,7 @@ LONG_FUNCTIONS = {
 }
 """Kernels: one loop that a compiler wants whole, and a class whose base is an argument."""
 WIDE_FUNCTIONS = {
+    "plugins/encoder/anchor.py:anchor",
     "plugins/encoder/cut.py:above",
     "plugins/encoder/cut.py:choice",
     "plugins/encoder/cut.py:normalize",
@@ -66,6 +68,10 @@ WIDE_FUNCTIONS = {
     "plugins/encoder/ids.py:embed",
     "plugins/encoder/ids.py:unpad",
     "plugins/encoder/norm.py:add_norm",
+    "plugins/encoder/prenorm.py:add_rms",
+    "plugins/encoder/prenorm.py:gated",
+    "plugins/encoder/prenorm.py:look_up",
+    "plugins/encoder/prenorm.py:turn",
     "plugins/encoder/product.py:product",
     "plugins/kernel.py:ragged_attention",
     "plugins/kernel.py:received_attention",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .. import contract
 from ..contract import TOKEN_TYPE_IDS
 from ..errors import InputError, quoted
+from ..model.backbones.base import RmsNorm
 from ..model.backbones.bert import PooledClassifier
 from ..model.backbones.distilbert import FirstTokenClassifier
 from ..model.backbones.roberta import TwoLayerClassifier
@@ -29,6 +30,9 @@ from ..plugins.encoder import description as of
 BACKBONES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra")
 """Post-norm layers with absolute positions."""
 
+GATED_BACKBONES = ("llama", "mistral", "qwen2", "qwen3")
+"""Layers with RMS norms before their sublayers, rotary positions and gated feed-forwards."""
+
 
 def describe(student: PrunedEncoder) -> of.Encoder:
     """Describe a student.
@@ -37,17 +41,29 @@ def describe(student: PrunedEncoder) -> of.Encoder:
         InputError: there are no kernels for its backbone, its head, its activation or one of its cuts.
     """
     config, backbone = student.dense.config, student.backbone
-    activation = backbone.fields(config)["hidden_act"]
-    _require(config.model_type in BACKBONES, f"the backbone {quoted(config.model_type)}", ", ".join(BACKBONES))
-    _require(activation == "gelu", f"{backbone.own_name('hidden_act')} {quoted(activation)}", "'gelu'")
+    kind, activation = config.model_type, backbone.fields(config)["hidden_act"]
+    known, is_gated = (*BACKBONES, *GATED_BACKBONES), kind in GATED_BACKBONES
+    _require(kind in known, f"the backbone {quoted(kind)}", ", ".join(known))
+    wanted = "silu" if is_gated else "gelu"
+    _require(activation == wanted, f"{backbone.own_name('hidden_act')} {quoted(activation)}", quoted(wanted))
+    _require(
+        not (is_gated and student.reads_last), "a classifier of the last token", "one vector of a text, and taggers"
+    )
     names = tuple(zip(student.pruners, student.site_names))
     cuts = {site: _rule(site, cast(Pruner, student.pruners[key]), student.max_tokens) for key, site in names}
+    embeddings = (
+        of.Words(_array(cast(Any, backbone.embeddings).word_embeddings.weight))
+        if is_gated
+        else _embeddings(backbone.embeddings, TOKEN_TYPE_IDS in student.input_names)
+    )
     return of.Encoder(
-        embeddings=_embeddings(backbone.embeddings, TOKEN_TYPE_IDS in student.input_names),
-        layers=tuple(_layer(backbone, i) for i in range(backbone.num_layers)),
+        embeddings=embeddings,
+        layers=_gated_layers(student) if is_gated else tuple(_layer(backbone, i) for i in range(backbone.num_layers)),
         cuts=cuts,
         head=_head(student),
         longest=student.max_tokens,
+        finish=_rms(backbone.finish) if is_gated else None,
+        keeps_last=student.keeps_last,
         restores_entered=frozenset(site for key, site in names if cast(Pruner, student.pruners[key]).restores_entered),
     )
 
@@ -71,6 +87,42 @@ def _dense(*linears: nn.Linear) -> of.Dense:
 
 def _norm(norm: nn.LayerNorm) -> of.Norm:
     return of.Norm(_array(norm.weight), _array(norm.bias), norm.eps)
+
+
+def _gated_layers(student: PrunedEncoder) -> tuple[of.GatedLayer, ...]:
+    """Describe layers of `GATED_BACKBONES`; those that turn alike share their tables."""
+    turns: dict[int, of.Turns] = {}
+    layers = range(student.backbone.num_layers)
+    for rotary in (student.attention(i).rotate for i in layers):
+        assert rotary is not None
+        if id(rotary) not in turns:
+            turns[id(rotary)] = of.Turns(_array(rotary.cos), _array(rotary.sin))
+    return tuple(_gated_layer(student, i, turns) for i in layers)
+
+
+def _gated_layer(student: PrunedEncoder, i: int, turns: Mapping[int, of.Turns]) -> of.GatedLayer:
+    """turns: by the module that turns."""
+    attention, ffn = student.attention(i), student.backbone.feed_forward(i)
+    assert isinstance(ffn.intermediate_dense, tuple)
+    return of.GatedLayer(
+        norm=_rms(attention.before),
+        qkv=_dense(*attention.projections),
+        heads=attention.heads,
+        kv_heads=attention.key_heads,
+        scale=attention.scale,
+        head_norms=None if attention.norms is None else (_rms(attention.norms[0]), _rms(attention.norms[1])),
+        turns=turns[id(attention.rotate)],
+        reach=attention.reach,
+        output=_dense(attention.dense),
+        ffn_norm=_rms(ffn.before),
+        inner=_dense(*ffn.intermediate_dense),
+        ffn_output=_dense(ffn.output_dense),
+    )
+
+
+def _rms(norm: nn.Module) -> of.RmsNorm:
+    assert isinstance(norm, RmsNorm)
+    return of.RmsNorm(_array(norm.weight), norm.rms.eps)
 
 
 def _embeddings(module: Any, typed: bool) -> of.Embeddings:
@@ -112,6 +164,8 @@ def _head(student: PrunedEncoder) -> of.Head:
             return _embedding(cast(PrunedEncoderForEmbedding, student))
         case contract.HEAD_SPARSE:
             _require(False, "sparse vectors", "all other heads")
+        case contract.HEAD_MASKED:
+            _require(False, "masked tokens, which are found by their ids", "all other heads")
         case contract.HEAD_VECTORS | contract.HEAD_HYBRID:
             _require(False, "vectors of tokens", "one vector of a text, classifiers, taggers and spans")
     _require(student.reads_first, "a classifier of the mean of all tokens", "one of the first token")

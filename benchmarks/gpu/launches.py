@@ -26,7 +26,7 @@ from typing import Any
 
 from adtp_export.errors import InputError
 from adtp_export.plugins import runner
-from adtp_export.plugins.encoder.planner import Planned, launches_by_part
+from adtp_export.plugins.encoder.planner import launches_by_part
 from adtp_export.plugins.plan import Plan
 from adtp_export.runtimes import encoder_file
 from benchmarks.gpu import emulated
@@ -277,55 +277,32 @@ def exported(folder: Path, student: Path) -> dict[str, tuple[Path, Path]]:
     return files
 
 
-def of_runner(library: Path, environment: Mapping[str, str]) -> dict[str, Count]:
-    """Count the parts of a student of the record's depth in the runner, each launch as the emulated driver wrote it down.
-
-    It is narrow, because kernels run on the CPU; launches are as many whatever the width.
+def of_runner(library: Path, environment: Mapping[str, str], kind: str = "student") -> dict[str, Count]:
+    """Count the parts of a model of the record's depth in the runner, each launch as the emulated driver wrote it down.
 
     Args:
-        library: the runner's. environment: of a process in which that finds an emulated GPU.
+        library: the runner's. environment: of a process in which that finds an emulated GPU. kind: of `narrow`'s models.
 
     Raises:
         RuntimeError: the driver has done something else than the plan says.
     """
+    from benchmarks.gpu import narrow  # which takes PyTorch
+
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "calls"
-        code = "from benchmarks.gpu import launches; import sys; launches.replay(*sys.argv[1:])"
-        command = [sys.executable, "-c", code, str(library), str(log)]
+        code = "from benchmarks.gpu import narrow; import sys; narrow.replay(*sys.argv[1:])"
+        command = [sys.executable, "-c", code, kind, PRECISION, str(library), str(log)]
         subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **environment})
         did = total(of_driver_log(log.read_text(encoding="utf-8").splitlines()))
-    counts = of_plan(_narrow(LAYERS).plan)
+    counts = of_plan(narrow.planned(kind, PRECISION).plan)
     said = total(counts)
     if (did.launches, did.copies, did.waits) != (said.launches, said.copies, said.waits):
         raise RuntimeError(f"the plan says {said}, and the driver did {did}")
     return counts
 
 
-def replay(library: str, log: str) -> None:
-    """Run two texts in the runner, and have the emulated driver write down what that takes, once everything is made."""
-    import numpy as np
-
-    from adtp_export.plugins.runner import Runner
-
-    planned = _narrow(LAYERS)
-    ids = np.ones((2, 16), np.int64)
-    given, logits = [ids] * len(planned.plan.buckets[0].inputs), np.empty((2, 2), np.float32)
-    with Runner(planned.plan, planned.weights, library=Path(library)) as runner:
-        os.environ["ADTP_EMULATOR_CALLS"] = log
-        runner.run(given, [logits], texts=2, tokens=32, length=16)
-        os.environ["ADTP_EMULATOR_CALLS"] = ""
-
-
-def _narrow(layers: int) -> Planned:
-    from adtp_export.benchmarking.contenders import Architecture, Shape, random_encoder, schedule
-    from adtp_export.plugins.encoder import planner
-    from adtp_export.plugins.encoder.launches import Sizes
-    from adtp_export.runtimes.described import describe
-
-    narrow = Architecture(Shape(hidden=64, intermediate=128, heads=2, layers=layers))
-    student = random_encoder(narrow, schedule(SITES, [RETENTION]))
-    return planner.make(describe(student), PRECISION, Sizes(max_tokens=32))
-
+RUNS = {"runner": "student", "runner_decoder": "vectors", "runner_decoder_student": "vectors-student"}
+"""What the record has of the runner, by its names, and which of `narrow`'s models each is."""
 
 TIMED = 2
 """How many of the passes for this provider there were when the H100 was timed."""
@@ -347,7 +324,9 @@ def record(student: Path) -> None:
                 counts[kind][name] = {part: asdict(count) for part, count in of_file(path).items()}
         emulated_gpu = emulated.environment()
         library = runner.built() or runner.build(Path(scratch))
-        counts["runner"] = {part: asdict(count) for part, count in of_runner(library, emulated_gpu).items()}
+        for name, kind in RUNS.items():
+            found = of_runner(library, emulated_gpu, kind)
+            counts[name] = {part: asdict(count) for part, count in found.items()}
     document: dict[str, Any] = {
         "command": "python -m benchmarks.gpu.launches --record STUDENT",
         "label": "counted, not measured: by the graph that ONNX Runtime optimizes, and by its sources; in the runner by an emulated driver",

@@ -95,7 +95,12 @@ def render_launches(record: dict[str, Any]) -> str:
         "layer": "layers",
         "head": "head",
     }
-    files = {**files, f"{next(iter(files))}, in the runner": record["runner"]}
+    in_runner = {
+        f"{next(iter(files))}, in the runner": record["runner"],
+        "Qwen3 of 6 layers, in the runner": record["runner_decoder"],
+        "the same with a cut": record["runner_decoder_student"],
+    }
+    files |= in_runner
     known = [part for parts in files.values() for part in parts]
     assert all(part.startswith(tuple(kinds)) for part in known), known
     rows = [
@@ -103,7 +108,13 @@ def render_launches(record: dict[str, Any]) -> str:
         for kind, name in kinds.items()
     ]
     rows.append(["*everything*", *(cell(list(parts.values())) for parts in files.values())])
-    rows.append(["*everything, as timed on the H100*", *(cell([*timed[name].values()]) for name in timed), "-"])
+    rows.append(
+        [
+            "*everything, as timed on the H100*",
+            *(cell([*timed[name].values()]) for name in timed),
+            *["-"] * len(in_runner),
+        ]
+    )
     told = f"ONNX Runtime {record['versions']['onnxruntime']}, {record['precision']}"
     return f"{table(['part', *files], rows)}\n\n`{record['command']}`: {record['label']}. Launches / copies / waits, {told}."
 

@@ -21,7 +21,17 @@ SCHEMA = 1
 
 def source_sha256() -> str:
     """Hash of what decides the binaries, so that a change without a new build is noticed."""
-    mine = ("product.py", "norm.py", "ids.py", "cut.py", "head.py", "grouped.py", "variants.py")
+    mine = (
+        "product.py",
+        "norm.py",
+        "ids.py",
+        "cut.py",
+        "head.py",
+        "grouped.py",
+        "prenorm.py",
+        "anchor.py",
+        "variants.py",
+    )
     digest = hashlib.sha256()
     for path in (*(Path(__file__).parent / name for name in mine), HERE / "ahead_of_time.py"):
         digest.update(path.read_bytes())

@@ -19,13 +19,17 @@ from .description import (
     Classifier,
     Dense,
     Embedding,
+    Embeddings,
     Encoder,
+    GatedLayer,
     Layer,
+    Ranks,
     Ratio,
     Saliency,
+    Skim,
     reads_received,
 )
-from .variants import WIDTHS
+from .variants import HEAD_BLOCKS, WIDTHS
 
 MULTIPLE = 8
 """Of the columns that a product takes and gives."""
@@ -41,16 +45,21 @@ def checked(encoder: Encoder, dtype: str) -> Encoder:
     """
     _require(dtype in DTYPES, f"dtype {dtype}", ", ".join(DTYPES))
     own = encoder.embeddings
+    most = max(WIDTHS) if isinstance(own, Embeddings) else None  # rows of gated layers are walked in blocks
     for name, columns in (("embeddings", own.words.shape[1]), ("layers", encoder.layers[0].qkv.weight.shape[1])):
-        fits = columns % MULTIPLE == 0 and columns <= max(WIDTHS)
-        _require(fits, f"{name} of width {columns}", f"multiples of {MULTIPLE} up to {max(WIDTHS)}")
+        fits = columns % MULTIPLE == 0 and (most is None or columns <= most)
+        _require(fits, f"{name} of width {columns}", f"multiples of {MULTIPLE}{f' up to {most}' if most else ''}")
     for i, layer in enumerate(encoder.layers):
         size = layer.output.weight.shape[1] // max(layer.heads, 1)
-        _require(
-            size in HEAD_SIZES,
-            f"layer {i} with {layer.heads} heads of size {size}",
-            f"sizes {', '.join(map(str, HEAD_SIZES))}",
-        )
+        if isinstance(layer, Layer):
+            fits, sizes = size in HEAD_SIZES, f"sizes {', '.join(map(str, HEAD_SIZES))}"
+        else:
+            largest = HEAD_BLOCKS[dtype][-1]
+            fits, sizes = (
+                size % MULTIPLE == 0 and size <= largest,
+                f"multiples of {MULTIPLE} up to {largest} in {dtype}",
+            )
+        _require(fits, f"layer {i} with {layer.heads} heads of size {size}", sizes)
     _check_head(encoder)
     cuts = dict(encoder.cuts)
     if isinstance(encoder.head, Classifier):  # which reads only first rows, and these stay
@@ -89,11 +98,22 @@ def _check_cuts(encoder: Encoder) -> None:
         _require(
             encoder.longest <= max(LONGEST), f"{name} of texts of {encoder.longest} tokens", f"at most {max(LONGEST)}"
         )
+        hidden = encoder.layers[0].qkv.weight.shape[1]
+        is_narrow = not isinstance(rule.order, Skim) or hidden <= max(WIDTHS)
+        _require(is_narrow, f"{name} by transkimmer of states of {hidden} numbers", f"at most {max(WIDTHS)}")
+        is_ranked = encoder.keeps_last and isinstance(rule, Ranks)
+        _require(not is_ranked, f"{name} by top where last tokens stay, too", "adtp, schedule, ltp and transkimmer")
     for i in range(len(encoder.layers)):
         before, after = encoder.cuts.get(f"{i}.ffn"), encoder.cuts.get(f"{i + 1}.attention")
         _require(
             before is None or not reads_received(after),
             f"cuts at {i}.ffn and {i + 1}.attention, and the second one reads what tokens received before the first one",
+            "one of the two",
+        )
+        is_gated = isinstance(encoder.layers[i], GatedLayer)
+        _require(
+            not is_gated or before is None or after is None,
+            f"cuts at {i}.ffn and {i + 1}.attention of layers that turn heads by position",
             "one of the two",
         )
         both = f"{i}.attention" in encoder.cuts and before is not None and f"{i}.ffn" in encoder.restores_entered
@@ -109,12 +129,15 @@ def _check_cuts(encoder: Encoder) -> None:
     )
 
 
-def _even(layer: Layer) -> Layer:
-    """Give a feed-forward more units, which give 0: GELU has it at 0, and their weights afterwards are 0, too."""
-    more = -len(layer.inner.weight) % MULTIPLE
+def _even(layer: Layer | GatedLayer) -> Layer | GatedLayer:
+    """Give a feed-forward more units, which give 0: GELU and SiLU have it at 0, and their weights afterwards are 0, too."""
+    units = layer.ffn_output.weight.shape[1]
+    more = -units % MULTIPLE
     if not more:
         return layer
-    inner = Dense(np.pad(layer.inner.weight, ((0, more), (0, 0))), np.pad(layer.inner.bias, (0, more)))
+    own = (-1, units, layer.inner.weight.shape[1])  # gates and values have these each
+    weight = np.pad(layer.inner.weight.reshape(own), ((0, 0), (0, more), (0, 0))).reshape(-1, own[2])
+    inner = Dense(weight, np.pad(layer.inner.bias.reshape(own[:2]), ((0, 0), (0, more))).reshape(-1))
     output = Dense(np.pad(layer.ffn_output.weight, ((0, 0), (0, more))), layer.ffn_output.bias)
     return dataclasses.replace(layer, inner=inner, ffn_output=output)
 

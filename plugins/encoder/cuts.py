@@ -20,6 +20,10 @@ TILES = (16, 64)
 """Rows of a program that scores."""
 
 
+_ANCHORS = 2
+"""The first token of a text and the last."""
+
+
 @dataclass(frozen=True)
 class Bounds:
     """texts: where B is. now, at_input: where `cu_seqlens` are, of the rows now, and of those before the first cut."""
@@ -30,17 +34,17 @@ class Bounds:
 
 
 def cut(
-    launches: Launches, name: str, rule: Rule, states: States, bounds: Bounds, received: Pointer | None
-) -> tuple[States, Bounds]:
+    launches: Launches, name: str, rule: Rule, states: States, bounds: Bounds, received: Pointer | None, keeps_last: bool = False
+) -> tuple[States, Bounds]:  # fmt: skip
     """Choose rows; return the same states by index, and the new bounds.
 
     Args:
-        received: what each token received, where the rule goes by that.
+        received: what each token received, where the rule goes by that. keeps_last: last rows of texts stay, too.
     """
     assert states.index is None
     count = None
     if isinstance(rule.order, Saliency):
-        order, count = _score(launches, f"{name} scores", rule, states, bounds)
+        order, count = _score(launches, f"{name} scores", rule, states, bounds, keeps_last)
     elif isinstance(rule.order, Skim):
         order = _skim(launches, name, rule.order, states)
     else:
@@ -56,6 +60,8 @@ def cut(
     }
     if isinstance(rule, AboveShare):
         given["order"] = order = _share(launches, f"{name} share", order, rule.share, bounds)
+    if keeps_last:
+        _anchor(launches, f"{name} anchors", rule, states, bounds, (order, count))
     if isinstance(rule, Above | AboveShare):
         before = launches.take(launches.tokens + 1, dtype=INT32)
         sizes = {"num_rows": launches.tokens, "num_texts": launches.texts}
@@ -63,7 +69,8 @@ def cut(
         launches.launch("above", 1, f"{name} choice", before=before, threshold=threshold, **sizes, **given)
         launches.arena.give(before)
     else:
-        _choose(launches, f"{name} choice", rule, bounds, given if count is None else given | {"count": count})
+        given = given if count is None else given | {"count": count}
+        _choose(launches, f"{name} choice", rule, bounds, given, keeps_last)
     if order is not received:
         launches.arena.give(order)
     if count is not None:
@@ -120,14 +127,36 @@ def _skim(launches: Launches, name: str, order: Skim, states: States) -> Pointer
     return scores
 
 
-def _score(launches: Launches, note: str, rule: Rule, states: States, bounds: Bounds) -> tuple[Pointer, Pointer | None]:
-    """Score tokens, and where a ratio decides, say how many of each text stay."""
-    assert isinstance(rule.order, Saliency)
+def _anchor(
+    launches: Launches, note: str, rule: Rule, states: States, bounds: Bounds, written: tuple[Pointer, Pointer | None]
+) -> None:
+    """Let last rows stay, and choose from them how many do, where a ratio decides. written: the order, and the counts."""
+    ratio, (order, count) = _ratio_of(rule), written
+    launches.launch(
+        f"anchor-{launches.dtype}", grids.of_rows(launches.texts, launches.processors), note, x=states.at, order=order,
+        cu_seqlens=bounds.now, texts=bounds.texts, ratio_weight=launches.weights(ratio.predictor.weight, FP32) if ratio else NOTHING,
+        ratio_bias=launches.weights(ratio.predictor.bias, FP32) if ratio else NOTHING,
+        permille=launches.weights(ratio.permille, INT32) if ratio else NOTHING, count=count or NOTHING, num_rows=launches.tokens,
+        num_texts=launches.texts, hidden=ratio.predictor.weight.shape[1] if ratio else 8,
+        candidates=len(ratio.permille) if ratio else 0, min_tokens=max(ratio.min_tokens, _ANCHORS) if ratio else 1,
+    )  # fmt: skip
+
+
+def _ratio_of(rule: Rule) -> Ratio | None:
     number = rule.number if isinstance(rule, Best) else None
-    ratio = number if isinstance(number, Ratio) else None
+    return number if isinstance(number, Ratio) else None
+
+
+def _score(
+    launches: Launches, note: str, rule: Rule, states: States, bounds: Bounds, keeps_last: bool
+) -> tuple[Pointer, Pointer | None]:
+    """Score tokens, and where a ratio decides, say how many of each text stay, unless the last rows have to be asked."""
+    assert isinstance(rule.order, Saliency)
+    ratio = _ratio_of(rule)
     first, last, tokens = rule.order.first, rule.order.last, launches.tokens
     order = launches.take(tokens, dtype=FP32)
     count = launches.take(launches.texts, dtype=INT32) if ratio else None
+    ratio = None if keeps_last else ratio
 
     def weight(array: np.ndarray) -> Pointer:
         return launches.weights(array, FP32)
@@ -145,7 +174,9 @@ def _score(launches: Launches, note: str, rule: Rule, states: States, bounds: Bo
     return order, count
 
 
-def _choose(launches: Launches, note: str, rule: Best | Ranks, bounds: Bounds, given: dict[str, Any]) -> None:
+def _choose(
+    launches: Launches, note: str, rule: Best | Ranks, bounds: Bounds, given: dict[str, Any], keeps_last: bool
+) -> None:
     """Choose by what `given` has as its count, or by a table of lengths."""
     block = next(block for block in LONGEST if min(launches.tokens, launches.longest) <= block)
     numbers = {"num_rows": launches.tokens, "num_texts": launches.texts}
@@ -157,6 +188,8 @@ def _choose(launches: Launches, note: str, rule: Best | Ranks, bounds: Bounds, g
     elif isinstance(rule.number, Counts):
         kind, table = "table", rule.number.kept
         lengths = bounds.at_input if rule.number.of_input else bounds.now
+        if keeps_last and rule.keep_first:
+            table = np.maximum(table, _ANCHORS)  # of a text's tokens, if it has so many
     if table is not None:
         given = given | {"lengths_from": lengths, "table": launches.weights(table, INT32)}
         numbers["table_size"] = len(table)

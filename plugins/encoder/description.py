@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,6 +30,22 @@ class Norm:
     weight: np.ndarray
     bias: np.ndarray
     eps: float
+
+
+@dataclass(frozen=True)
+class RmsNorm:
+    """A norm by the root mean square. weight: ``(H,)``."""
+
+    weight: np.ndarray
+    eps: float
+
+
+@dataclass(frozen=True)
+class Words:
+    """Rows of a table, ``(V, H)``, and nothing else."""
+
+    words: np.ndarray
+    typed: ClassVar = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +166,37 @@ class Layer:
     ffn_norm: Norm
 
 
+@dataclass(frozen=True)
+class Turns:
+    """Cosines and sines by which pairs of coordinates i and ``i + D / 2`` are turned at each position, ``(P, D / 2)`` each; in fp32."""
+
+    cos: np.ndarray
+    sin: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedLayer:
+    """A layer with RMS norms before its sublayers, turned heads, and a feed-forward with gates, of SiLU.
+
+    qkv: ``((N + 2 KV) D, H)``. heads, kv_heads: N, KV. scale: of scores. head_norms: of each head's queries and of its keys. reach: how
+    far back and how far ahead a token sees, -1 without a bound. output: ``(H, N D)``. inner: ``(2 I, H)``, gates, then values.
+    ffn_output: ``(H, I)``.
+    """
+
+    norm: RmsNorm
+    qkv: Dense
+    heads: int
+    kv_heads: int
+    scale: float
+    head_norms: tuple[RmsNorm, RmsNorm] | None
+    turns: Turns
+    reach: tuple[int, int]
+    output: Dense
+    ffn_norm: RmsNorm
+    inner: Dense
+    ffn_output: Dense
+
+
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
     """Two products on first rows, with an activation between them; the second one gives logits."""
@@ -189,17 +237,22 @@ Head = Classifier | Tokens | Spans | Embedding
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """From ids to answers. cuts: rules by site, such as ``"0.ffn"``. longest: most tokens of a text.
+    """From ids to answers. Layers are of one kind; gated ones follow `Words`, and `finish` is the norm behind them.
+
+    cuts: rules by site, such as ``"0.ffn"``. longest: most tokens of a text. keeps_last: last tokens stay at each cut, too, and where a
+    `Ratio` decides, it reads these.
 
     restores_entered: sites of cuts within a layer whose tokens, where a head reads all, have the states that entered the layer; the
     others have those that came to the cut.
     """
 
-    embeddings: Embeddings
-    layers: tuple[Layer, ...]
+    embeddings: Embeddings | Words
+    layers: tuple[Layer | GatedLayer, ...]
     cuts: Mapping[str, Rule]
     head: Head
     longest: int
+    finish: RmsNorm | None = None
+    keeps_last: bool = False
     restores_entered: frozenset[str] = frozenset()
 
 

@@ -35,18 +35,20 @@ class Grid:
     programs: int
 
 
-def of_product(dtype: str, kind: str, shape: tuple[int, int, int], most: int, processors: int) -> Grid:
+def of_product(
+    dtype: str, kind: str, shape: tuple[int, int, int], most: int, processors: int, kernel: str = "product"
+) -> Grid:
     """Return how to launch a product.
 
     Args:
         dtype: of the factors, such as "fp16" or "int8". kind: the end of its variant's name. Sums are split where it is ``"parts"``.
         shape: (M, N, K); M is as many rows as are usual.
-        most: rows that may be.
+        most: rows that may be. kernel: the beginning of its variant's name.
     """
     m, n, k = shape
     if fastest := _fastest(dtype, kind, shape, processors):
         return Grid(*fastest, min(_tiles(fastest[0], most, n) * fastest[1], PER_PROCESSOR * processors))
-    first, last = f"product-{dtype}-", f"-{kind}"
+    first, last = f"{kernel}-{dtype}-", f"-{kind}"
     variants = [v for name, v in BY_NAME.items() if name.startswith(first) and name.endswith(last)]
     variant = _largest_that_fills(variants, m, n, processors)
     parts = 1

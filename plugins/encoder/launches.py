@@ -136,10 +136,11 @@ class Launches:
         dtype = states.dtype or self.dtype
         grid = grids.of_product(dtype, kind, (rows.usual, n, k), rows.most, self.processors)
         out = out or self.take(rows.most, n, dtype=NUMPY[dtype])
-        self._product(grid, states, dense, out, note)
+        self.product_on(grid, states, dense, out, note)
         return out
 
-    def _product(self, grid: grids.Grid, states: States, dense: Dense, out: Pointer, note: str) -> None:
+    def product_on(self, grid: grids.Grid, states: States, dense: Dense, out: Pointer, note: str) -> None:
+        """Multiply rows as a grid says, into `out`."""
         (n, k), rows, dtype = dense.weight.shape, states.rows, NUMPY[grid.variant.dtype or ""]
         further: dict[str, Any] = {"bias": self.weights(dense.bias, dtype)} if "bias" in grid.variant.arguments else {}
         self.launch(
@@ -157,7 +158,7 @@ class Launches:
         if is_whole:
             grid = grids.of_product(self.dtype, NONE, shape, rows.most, self.processors)
         parts = self.take(grid.parts, rows.most, hidden, dtype=None if is_whole else FP32)
-        self._product(grid, inner, dense, parts, f"{note} output")
+        self.product_on(grid, inner, dense, parts, f"{note} output")
         self.arena.give(inner.at)
         further: dict[str, Any] = {} if is_whole else {"bias": self.weights(dense.bias)}  # a whole product has added it
         in_place = before.index is None and before.at not in self.kept

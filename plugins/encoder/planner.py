@@ -1,8 +1,9 @@
 """From a description of an encoder to a plan: launches for each size of a call, from padded ids to answers, nothing read back.
 
 A layer is seven launches: a product, attention, a product and the norm that adds its parts and the residual; then a product with
-GELU, a product and a norm. A cut is two, scores and choice; where scores are what tokens received, it is one, and two more in the
-layer before. Nobody gathers rows after a cut: the next product and the next residual read them by their index.
+GELU, a product and a norm. `prenorms` has layers with norms before their sublayers, of eight. A cut is two, scores and choice; where
+scores are what tokens received, it is one, and two more in the layer before; where last tokens stay, too, it is one more. Nobody gathers
+rows after a cut: the next product and the next residual read them by their index.
 
 A classifier reads first rows alone, and so does the last layer after its attention. So a cut there decides nothing, and is not
 launched. Other heads read all tokens: states that came to a cut stay where they are, and at the end one launch for each cut, the last
@@ -20,10 +21,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..plan import INPUT, LENGTH, TEXTS, Bucket, Plan, Pointer
-from . import grids, heads
+from . import grids, heads, prenorms
 from .checks import checked
 from .cuts import Bounds, cut
-from .description import GELU, NONE, Classifier, Encoder, Layer, reads_received
+from .description import GELU, NONE, Classifier, Embeddings, Encoder, GatedLayer, Layer, RmsNorm, reads_received
 from .launches import INT32, NOTHING, Launches, Rows, Sizes, States, Weights, width
 
 USUAL = Sizes()
@@ -54,7 +55,8 @@ def make(encoder: Encoder, dtype: str, sizes: Sizes = USUAL) -> Planned:
     buckets = []
     for tokens in sizes.buckets:
         launches = Launches(dtype, weights, tokens, encoder.longest, sizes)
-        buckets.append(_Network(encoder, launches).bucket())
+        network = _Network if isinstance(encoder.embeddings, Embeddings) else _GatedNetwork
+        buckets.append(network(encoder, launches).bucket())
     arrays = tuple(weights.arrays)
     return Planned(Plan(tuple(array.nbytes for array in arrays), tuple(buckets)), arrays)
 
@@ -79,12 +81,7 @@ class _Network:
 
     def bucket(self) -> Bucket:
         self.unpad()
-        states = self.embed()
-        for i, layer in enumerate(self.encoder.layers):
-            states = self.layer(i, layer, states)
-        for before, survivors in reversed(self.reached):
-            hidden = self.encoder.layers[0].qkv.weight.shape[1]
-            states = heads.put_back(self.launches, hidden, states, before, survivors)
+        states = self.states()
         heads.answer(self.launches, self.encoder, states, self.bounds)
         return Bucket(
             tokens=self.tokens,
@@ -94,6 +91,21 @@ class _Network:
             outputs=heads.outputs(self.encoder, self.tokens, self.launches.texts),
             launches=tuple(self.launches.done),
         )
+
+    def states(self) -> States:
+        """Return what the head reads."""
+        states = self.embed()
+        for i, layer in enumerate(self.encoder.layers):
+            assert isinstance(layer, Layer)
+            states = self.layer(i, layer, states)
+        return self.put_back(states)
+
+    def put_back(self, states: States) -> States:
+        """Put the states of survivors back among those that came to their cuts."""
+        for before, survivors in reversed(self.reached):
+            hidden = self.encoder.layers[0].qkv.weight.shape[1]
+            states = heads.put_back(self.launches, hidden, states, before, survivors)
+        return states
 
     def unpad(self) -> None:
         ends = self.launches.take(self.launches.texts, dtype=INT32)
@@ -105,6 +117,7 @@ class _Network:
 
     def embed(self) -> States:
         own, launches, weights = self.encoder.embeddings, self.launches, self.launches.weights
+        assert isinstance(own, Embeddings)
         hidden = own.words.shape[1]
         out, origin = launches.take(self.tokens, hidden), launches.take(self.tokens, dtype=INT32)
         launches.launch(
@@ -131,7 +144,7 @@ class _Network:
             launches.kept.add(states.at)
         bounds = self.bounds.now
         qkv = launches.product(states, layer.qkv, NONE, f"{name} qkv")
-        if any(reads_received(self.encoder.cuts.get(site)) for site in (f"{i}.ffn", f"{i + 1}.attention")):
+        if self.tells_received(i):
             self.received = launches.received(qkv, layer, bounds, f"{name} attention")
         attended = launches.attention(qkv, layer, bounds, f"{name} attention")
         context = States(at=attended, size=self.tokens, rows=states.rows)
@@ -145,6 +158,10 @@ class _Network:
         inner = launches.product(states, layer.inner, GELU, f"{name} ffn inner")
         inner_rows = States(at=inner, size=states.rows.most, rows=states.rows)
         return launches.end(inner_rows, layer.ffn_output, layer.ffn_norm, states, f"{name} ffn")
+
+    def tells_received(self, i: int) -> bool:
+        """Say whether a cut reads what tokens received in a layer."""
+        return any(reads_received(self.encoder.cuts.get(site)) for site in (f"{i}.ffn", f"{i + 1}.attention"))
 
     def restores_entered(self, i: int) -> bool:
         """Say whether tokens that a cut within a layer drops have the states that entered the layer."""
@@ -161,7 +178,9 @@ class _Network:
         if rule is None:
             return states
         before = states
-        states, self.bounds = cut(self.launches, f"cut {site}", rule, states, self.bounds, self.received)
+        states, self.bounds = cut(
+            self.launches, f"cut {site}", rule, states, self.bounds, self.received, self.encoder.keeps_last
+        )
         if not self.reads_first:
             before = restored or before
             self.reached.append((before, states))
@@ -170,3 +189,47 @@ class _Network:
             self.launches.arena.give(self.received)
             self.received = None
         return states
+
+
+class _GatedNetwork(_Network):
+    """Of layers with norms before their sublayers. The head reads all tokens."""
+
+    def states(self) -> States:
+        own, launches, finish = self.encoder, self.launches, self.encoder.finish
+        layers = [layer for layer in own.layers if isinstance(layer, GatedLayer)]
+        assert finish is not None
+        norms = [norm for layer in layers for norm in (layer.norm, layer.ffn_norm)]
+        stream = prenorms.embed(launches, own.embeddings.words, norms[0], self.bounds.now)
+        for i, layer in enumerate(layers):
+            following = (*norms, finish)[2 * i + 1 :]
+            stream = self.gated_layer(i, layer, stream, (following[0], following[1]))
+        if not self.reached:
+            return stream.normed_states
+        launches.arena.give(stream.normed)
+        whole = self.put_back(stream.states)
+        launches.kept.clear()  # nobody reads these states again
+        return replace(whole, at=prenorms.add(launches, whole, finish, (NOTHING, 0, NOTHING), "head norm")[1])
+
+    def gated_layer(
+        self, i: int, layer: GatedLayer, stream: prenorms.Stream, following: tuple[RmsNorm, RmsNorm]
+    ) -> prenorms.Stream:
+        """following: the norms that read what attention, and what the feed-forward, adds to."""
+        launches, name = self.launches, f"layer {i}"
+        stream = self.cut_stream(f"{i}.attention", stream)
+        entered = stream.states
+        if self.restores_entered(i):
+            launches.kept.add(entered.at)
+        bounds = self.bounds.now
+        qkv, stream = prenorms.project(launches, layer, stream, name)
+        if self.tells_received(i):
+            self.received = prenorms.received(launches, qkv, layer, stream, bounds, f"{name} attention")
+        context = prenorms.attention(launches, qkv, layer, stream, bounds, f"{name} attention")
+        launches.arena.give(qkv)
+        stream = prenorms.end(launches, context, layer.output, following[0], stream, f"{name} attention")
+        stream = self.cut_stream(f"{i}.ffn", stream, entered if self.restores_entered(i) else None)
+        inner = prenorms.gated(launches, layer, stream, f"{name} ffn")
+        return prenorms.end(launches, inner, layer.ffn_output, following[1], stream, f"{name} ffn")
+
+    def cut_stream(self, site: str, stream: prenorms.Stream, restored: States | None = None) -> prenorms.Stream:
+        states = self.cut(site, stream.states, restored)
+        return stream if states is stream.states else stream.chosen(states)

@@ -18,11 +18,14 @@ SCORES, CHOICE, ABOVE = "scores", "choice", "above"
 SHARE, NORMALIZE, SKIM = "share", "normalize", "skim"
 PUT_BACK, SPREAD, POOL, VECTORS = "put_back", "spread", "pool", "vectors"
 GROUPED, GROUPED_RECEIVED = "grouped_attention", "grouped_received"
+LOOK_UP, ADD_RMS, TURN, GATED = "look_up", "add_rms", "turn", "gated"
+ANCHOR = "anchor"
 
 MODULES = {
     PRODUCT: "product", ADD_NORM: "norm", UNPAD: "ids", EMBED: "ids", SCORES: "cut", CHOICE: "cut", ABOVE: "cut",
     SHARE: "cut", NORMALIZE: "cut", SKIM: "cut", PUT_BACK: "head", SPREAD: "head", POOL: "head", VECTORS: "head",
-    GROUPED: "grouped", GROUPED_RECEIVED: "grouped",
+    GROUPED: "grouped", GROUPED_RECEIVED: "grouped", **dict.fromkeys((LOOK_UP, ADD_RMS, TURN, GATED), "prenorm"),
+    ANCHOR: "anchor",
 }  # fmt: skip
 """The module of this package that each kernel is in, under its own name."""
 
@@ -80,6 +83,21 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     GROUPED_RECEIVED: _arguments(
         "q:T k:T cu_q:i32 cu_k:i32 positions_q:i32 positions_k:i32 lse:fp32 received:fp32 " + _OF_GROUPS
     ),
+    LOOK_UP: _arguments(
+        "input_ids:i64 cu_seqlens:i32 words:T weight:T states:T out:T positions:i32 batch padded num_rows hidden num_words eps=fp32"
+    ),
+    ADD_RMS: _arguments(
+        "residual:T index:i32 parts:fp32 bias:T weight:T states:T out:T live:i32 source_rows num_rows num_parts hidden eps=fp32 indexed"
+    ),
+    TURN: _arguments(
+        "qkv:T q_weight:fp32 k_weight:fp32 cos:fp32 sin:fp32 positions:i32 index:i32 new_positions:i32 live:i32 source_rows num_rows "
+        "row_stride num_heads kv_heads head_size num_places eps=fp32 normed indexed"
+    ),
+    ANCHOR: _arguments(
+        "x:T order:fp32 cu_seqlens:i32 texts:i32 ratio_weight:fp32 ratio_bias:fp32 permille:i32 count:i32 num_rows num_texts hidden "
+        "candidates min_tokens"
+    ),
+    GATED: _arguments("a:T index:i32 weight:T bias:T out:T live:i32 source_rows num_rows n k indexed"),
 }
 """Each kernel's arguments in order, with their types; T is the variant's dtype. A variant leaves out those that it has as None."""
 
@@ -103,6 +121,11 @@ MULTIPLES: dict[str, dict[str, int]] = {
     VECTORS: {},
     GROUPED: {**dict.fromkeys(("q", "k", "v", "out"), 16), **dict.fromkeys(("q_stride", "kv_stride", "head_size"), 8)},
     GROUPED_RECEIVED: {**dict.fromkeys(("q", "k"), 16), **dict.fromkeys(("q_stride", "kv_stride", "head_size"), 8)},
+    LOOK_UP: {**dict.fromkeys(("words", "weight", "states", "out"), 16), "hidden": 8},
+    ADD_RMS: {**dict.fromkeys(("residual", "parts", "bias", "weight", "states", "out"), 16), "hidden": 8},
+    TURN: {**dict.fromkeys(("qkv", "q_weight", "k_weight", "cos", "sin"), 16), **dict.fromkeys(("row_stride", "head_size"), 8)},
+    ANCHOR: {"x": 16, "ratio_weight": 16, "hidden": 8},
+    GATED: {**dict.fromkeys(("a", "weight", "bias", "out"), 16), **dict.fromkeys(("n", "k"), 8)},
 }  # fmt: skip
 """What launches promise: addresses are multiples of so many bytes, and numbers of so many. It makes loads 16 bytes wide."""
 
@@ -271,6 +294,33 @@ def _grouped(dtype: str) -> Iterator[Variant]:
             )  # fmt: skip
 
 
+_GATED_TILES: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
+    "fp32": ((32, 32, 32, 4, 2),),
+    **dict.fromkeys(("fp16", "bf16"), ((32, 64, 64, 4, 3), (64, 64, 64, 8, 3))),
+}
+"""Of products with gates, as `_TILES`; each has two operands of weights."""
+
+HALVES = {"fp32": (64,), "fp16": (64, 128), "bf16": (64, 128)}
+"""Halves of heads up to which there is a variant that turns them; those of `HEAD_BLOCKS`."""
+
+
+def _prenorms(dtype: str) -> Iterator[Variant]:
+    """Layers with norms before their sublayers. Rows may be of any width: they are walked in blocks."""
+    usual: dict[str, Any] = {"dtype": dtype, "num_warps": 4, "num_stages": 1}
+    yield Variant(name=f"look_up-{dtype}", kernel=LOOK_UP, constants={"BLOCK_H": 1024}, **usual)
+    yield Variant(name=f"anchor-{dtype}", kernel=ANCHOR, constants={"BLOCK_C": 16, "BLOCK_H": 128}, **usual)
+    yield Variant(name=f"add_rms-{dtype}", kernel=ADD_RMS, constants={"BLOCK_H": 1024}, **usual)
+    for half in HALVES[dtype]:
+        yield Variant(
+            name=f"turn-{dtype}-d{2 * half}", kernel=TURN, constants={"BLOCK_N": 8, "HALF_BLOCK": half}, **usual
+        )
+    for m, n, k, warps, stages in _GATED_TILES[dtype]:
+        yield Variant(
+            name=f"gated-{dtype}-{m}x{n}-silu", kernel=GATED, dtype=dtype, num_warps=warps, num_stages=stages,
+            constants={"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k},
+        )  # fmt: skip
+
+
 _ALONE: dict[str, Any] = {"dtype": None, "num_warps": 8, "num_stages": 1}
 
 ALL = (
@@ -281,6 +331,7 @@ ALL = (
     Variant(name="share", kernel=SHARE, constants={"BLOCK": 512}, **_ALONE | {"num_warps": 4}),
     Variant(name="above", kernel=ABOVE, constants={"BLOCK": 2048}, **_ALONE),
     *(variant for dtype in DTYPES for variant in _grouped(dtype)),
+    *(variant for dtype in DTYPES for variant in _prenorms(dtype)),
 )
 
 BY_NAME = {variant.name: variant for variant in ALL}

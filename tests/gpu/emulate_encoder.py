@@ -27,6 +27,7 @@ import encoder_grouped
 import encoder_heads
 import encoder_launch
 import encoder_mutants
+import encoder_prenorm
 import ptx_mutants
 from encoder_launch import Emulated
 
@@ -66,7 +67,8 @@ def emulator_sha256() -> str:
     """Hash of what decides what an execution says: the emulator, the cases, the checks, and the mutants."""
     digest = hashlib.sha256()
     modules = (
-        encoder_cases, encoder_choices, encoder_grouped, encoder_heads, encoder_cases.checks, encoder_launch, encoder_mutants, ptx_mutants,
+        encoder_cases, encoder_choices, encoder_grouped, encoder_heads, encoder_cases.checks, encoder_launch, encoder_mutants,
+        encoder_prenorm, ptx_mutants,
     )  # fmt: skip
     mine = [Path(module.__file__) for module in modules]
     for path in (*sorted(emulated_gpu.SOURCES.glob("*.[ch]*")), *mine):

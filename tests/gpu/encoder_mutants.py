@@ -33,6 +33,11 @@ SAMPLED = (
     "grouped-fp16-d64",
     "grouped_lse-bf16-d64",
     "grouped_received-fp32-d64",
+    "look_up-fp16",
+    "add_rms-bf16",
+    "turn-fp16-d128",
+    "anchor-bf16",
+    "gated-fp16-32x64-silu",
 )
 """Variants whose mutants are run: each kernel, with each rule of a choice."""
 

@@ -8,16 +8,18 @@ import encoder_files
 import numpy as np
 import pytest
 import runner_builds
+import templated_models
 
 import adtp_export
 from adtp_export.errors import InputError
 from adtp_export.plugins import runner
 from adtp_export.runtimes import encoder_file
-from benchmarks.gpu import launches
+from benchmarks.gpu import launches, narrow
 from benchmarks.harness.records import RECORDS
 
 TEXTS = ["a fine film", "it never ends , and nobody should see it"]
 TARGET = "adtp-cuda-fp32"
+RECORD = json.loads((RECORDS / "launches.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,19 @@ def test_the_portable_body_is_a_target_that_load_takes(out):
     assert adtp_export.load(out).target == "onnxruntime-cpu-fp32"
 
 
+@pytest.mark.slow
+def test_a_decoder_style_model_of_vectors_is_verified_and_answers(tmp_path, monkeypatch):
+    """As sentence-transformers saves it; the engine is verified as on a GPU."""
+    encoder_files.use_emulated_gpu(monkeypatch)
+    templated_models.write_embedder(tmp_path / "model", after=(None,))
+    manifest = adtp_export.export(tmp_path / "model", tmp_path / "out", cuda=True)
+    assert manifest.targets[TARGET].status == "verified"
+    expected, found = (
+        adtp_export.load(tmp_path / "out", target=name).encode(TEXTS) for name in ("onnxruntime-cpu-fp32", TARGET)
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_without_the_library_one_message_says_what_to_type(out, monkeypatch):
     monkeypatch.setattr(runner, "built", lambda: None)
     with pytest.raises(
@@ -76,15 +91,30 @@ def test_launches_are_counted_from_the_plan_of_a_file(out):
     assert len(encoder_file.read(out / "model.cuda.fp32.onnx").plan.buckets[-1].launches) == total.launches
 
 
-def test_the_record_has_what_the_runner_does():
-    """As the emulated driver wrote it down: six layers of seven, a cut of two, two for ids, two for the head."""
+@pytest.mark.parametrize("name", launches.RUNS)
+def test_the_record_has_what_the_plan_says(name):
+    counts = launches.of_plan(narrow.planned(launches.RUNS[name], launches.PRECISION).plan)
+    assert {part: asdict(count) for part, count in counts.items()} == RECORD[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("runner", 6 * 7 + 2 + 2 + 2),
+        pytest.param("runner_decoder", 6 * 8 + 2 + 3, marks=pytest.mark.slow),
+        pytest.param("runner_decoder_student", 6 * 8 + 3 + 2 + 2 + 3, marks=pytest.mark.slow),
+    ],
+)
+def test_the_record_has_what_the_runner_does(name, expected):
+    """As the emulated driver wrote it down: six layers of seven, a cut of two, two for ids, two for the head.
+
+    Decoder-style layers take eight, their head three, and a cut three and two behind the layers.
+    """
     built = runner_builds.for_this_process()
-    counts = launches.of_runner(built[0], emulated_gpu.settings(runner_builds.NEWER))
+    counts = launches.of_runner(built[0], emulated_gpu.settings(runner_builds.NEWER), launches.RUNS[name])
     everything = launches.total(counts)
-    assert (everything.launches, everything.copies, everything.waits) == (6 * 7 + 2 + 2 + 2, 2, 1)
-    assert {part: asdict(count) for part, count in counts.items()} == json.loads(
-        (RECORDS / "launches.json").read_text(encoding="utf-8")
-    )["runner"]
+    assert (everything.launches, everything.copies, everything.waits) == (expected, 2, 1)
+    assert {part: asdict(count) for part, count in counts.items()} == RECORD[name]
 
 
 @pytest.mark.slow

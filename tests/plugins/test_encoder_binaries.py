@@ -15,7 +15,7 @@ from adtp_export.errors import InputError
 from adtp_export.plugins import ahead_of_time, library
 from adtp_export.plugins.binaries import DIRECTORY
 from adtp_export.plugins.encoder import binaries
-from adtp_export.plugins.encoder.variants import ALL, GROUPED, GROUPED_RECEIVED, PRODUCT, SCORES
+from adtp_export.plugins.encoder.variants import ALL, GATED, GROUPED, GROUPED_RECEIVED, PRODUCT, SCORES
 from adtp_export.plugins.variants import ARCHITECTURES
 
 ADVICE = "type: adtp-plugin build --kernels"
@@ -50,14 +50,14 @@ def test_files_are_those_of_the_manifest_and_small():
     for name, data in found.items():
         assert (len(data), hashlib.sha256(data).hexdigest()) == (listed[name]["bytes"], listed[name]["sha256"])
         assert not any(word in data for word in (b".debug_line", b".debug_info", b".nv_debug", b".py")), name
-    assert path.stat().st_size < 5_000_000
+    assert path.stat().st_size < 5_500_000
 
 
 def test_no_register_spills_and_room_to_run():
     for entry, code, found in all_binaries():
         what = f"{entry['name']} for {code}: {found}"
         assert found["shared_bytes"] <= SHARED_LIMIT[code], what
-        multiplies = entry["kernel"] in (PRODUCT, SCORES, GROUPED, GROUPED_RECEIVED)
+        multiplies = entry["kernel"] in (PRODUCT, SCORES, GROUPED, GROUPED_RECEIVED, GATED)
         assert (found["tensor_core_instructions"] > 0) == multiplies, what
         if code != "ptx":
             assert found["stack_bytes"] == 0, what

@@ -96,6 +96,24 @@ void decodeF2fp(Line& line, Instruction& instruction)
     instruction.execute = isBf16 ? pack<true> : pack<false>;
 }
 
+// F2F.BF16.F32 d, a: in the lower half of d [PTX cvt.rn.bf16.f32]. No other form is known.
+void decodeF2f(Line& line, Instruction& instruction)
+{
+    line.need("BF16");
+    line.need("F32");
+    line.destination(instruction);
+    instruction.source[0] = line.real();
+    instruction.execute = [](Context& context, Instruction const& self) {
+        Lanes scratch, result;
+        Lanes const& a = real(context, self.source[0], scratch);
+        for (int lane = 0; lane < kLanes; ++lane)
+        {
+            result[lane] = toBf16(asFloat(a[lane]));
+        }
+        write(context, self, result);
+    };
+}
+
 // HADD2.F32 d, -RZ, a.H0_H0: the lower half of a as a 32-bit float, a.H1_H1: the upper one [PTX cvt.f32.f16]. No other form is
 // known. FHADD d, a[.H1], b: such a half plus a float, rounded once; .BF16 [kernels, on sm_120].
 template <bool isBf16, bool isUpper>
@@ -147,6 +165,7 @@ DecodeTable const& convertInstructions()
         {"UI2FP", decodeI2f},
         {"HADD2", decodeHadd2},
         {"FHADD", decodeFhadd},
+        {"F2F", decodeF2f},
         {"F2I", decodeF2i},
         {"UF2I", decodeF2i},
         {"F2FP", decodeF2fp},

@@ -278,8 +278,8 @@ void decodeCommit(Line&, Instruction& instruction)
     instruction.execute = [](Context& context, Instruction const&) { commitGroup(*context.warp); };
 }
 
-// DEPBAR.LE SB0, n: at most n groups are under way [PTX cp.async.wait_group n]. Of another scoreboard, with a set of further ones:
-// loads into registers, which are there at once.
+// DEPBAR.LE SB0, n: at most n groups are under way [PTX cp.async.wait_group n]. Of another scoreboard, and of a set of further ones
+// in braces: loads into registers, which are there at once.
 void decodeDepbar(Line& line, Instruction& instruction)
 {
     line.need("LE");
@@ -299,6 +299,10 @@ void decodeDepbar(Line& line, Instruction& instruction)
         return;
     }
     instruction.immediate = line.immediate();
+    while (!line.atEnd())
+    {
+        line.word();
+    }
     instruction.execute = [](Context& context, Instruction const& self) {
         waitGroups(*context.warp, context.shared, context.global, self.immediate);
     };
