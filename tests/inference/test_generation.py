@@ -154,7 +154,7 @@ def test_messages_are_prompts(generator, pictures, monkeypatch):
 
 
 def test_the_command_makes_messages(folder, generator, pictures, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(generation, "Generator", lambda out, threads: generator)  # it is loaded already
+    monkeypatch.setattr(generation, "Generator", lambda out, threads, target: generator)  # it is loaded already
     np.save(tmp_path / "photo.npy", pictures[0])
     asked = ("--chat", "--image", str(tmp_path / "photo.npy"), "--text", "w1", "--max-new-tokens", "3")
     assert run.command(run.make_parser().parse_args([str(folder / "out"), *asked])) == 0
