@@ -55,7 +55,7 @@ class Chat:
         except ImportError:
             raise
         except Exception as error:  # templates raise what they like
-            why = ellipsize(f"{type(error).__name__}: {error}")
+            why = ellipsize(f"{type(error).__name__}: {error}").rstrip(" .:")
             raise InputError(
                 f"the chat template cannot be rendered with {quoted(messages)}: {why}. Accepted are messages that it has places for, and "
                 "prompts that are written out as text"
