@@ -14,6 +14,10 @@ from adtp_export.model.decoder import load_decoder
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 from adtp_export.verify.rounding import MULTIPLE
 
+pytestmark = (
+    pytest.mark.slow
+)  # every export compares its files with the oracle, and PyTorch's are the golden's in test_prefill.py
+
 
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory):
@@ -59,7 +63,6 @@ def test_tokens_and_logits(golden):
     assert off(arrays, answer["logits"][:, None]) <= 1
 
 
-@pytest.mark.slow  # every export compares its own steps with the oracle, and PyTorch's are the golden's in test_prefill.py
 def test_tokens_that_follow(golden):
     """Six greedy tokens."""
     arrays, engine, _, answer = golden
