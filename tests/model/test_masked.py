@@ -31,7 +31,10 @@ def make(backbone, **fields):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_transformers_own_for_masked_tokens(monkeypatch, family):
-    """In blocks that do not divide the vocabulary. The rows of `batch_for` have 40, 1, 9 and 33 tokens. transformers rounds a root mean square to fp32, whatever the states are."""
+    """In blocks that do not divide the vocabulary.
+
+    The rows of `batch_for` have 40, 1, 9 and 33 tokens. transformers rounds a root mean square to fp32, whatever the states are.
+    """
     monkeypatch.setattr(predictions, "BLOCK", 40)
     model = make(FAMILIES[family]).double()
     batch = batch_for(model)
@@ -91,7 +94,7 @@ def test_what_is_refused(fields, message):
 
 @pytest.mark.parametrize("file", ["special_tokens_map.json", "tokenizer_config.json", "decoder"])
 def test_a_mask_takes_the_space_before_it_where_files_of_byte_level_tokenizers_say_so(tmp_path, file):
-    trained, text = ByteLevelBPETokenizer(), "a good <mask> indeed"
+    trained, text = ByteLevelBPETokenizer(), "good <mask>"
     trained.train_from_iterator([text], vocab_size=300, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
     trained.save_model(str(tmp_path))
     token = {"__type": "AddedToken", "content": "<mask>", "lstrip": True, "rstrip": False, "single_word": False}
