@@ -132,7 +132,7 @@ _METHODS = {
 """What turns texts into vectors; other heads answer a call."""
 
 
-def render(manifest: Manifest, fields: Mapping[str, Any], repo: str, mask: str) -> str:
+def render(manifest: Manifest, fields: Mapping[str, Any], repo: str, mask: str = "[MASK]") -> str:
     """Return the card.
 
     Args:

@@ -37,7 +37,7 @@ def test_cards_of_other_heads(manifest, tmp_path, head, config, task, use):
     fields = card.metadata(manifest, tmp_path, {**config, "_name_or_path": "somebody/named"}, None)
     assert fields["pipeline_tag"] == task
     assert (fields["base_model"], fields["tags"]) == ("somebody/named", ["onnx", "adtp-export"])
-    text = card.render(manifest, fields, "a/b", "[MASK]")
+    text = card.render(manifest, fields, "a/b")
     assert use in text
     assert "# license: name that of your weights" in text
 
@@ -47,7 +47,7 @@ def test_a_classifier_of_a_family_that_transformers_js_does_not_have(manifest, t
     manifest = dataclasses.replace(manifest, checkpoint={**manifest.checkpoint, "backbone": backbone})
     fields = card.metadata(manifest, tmp_path, {}, None)
     assert fields["library_name"] == library
-    assert ("```js" in card.render(manifest, fields, "a/b", "[MASK]")) == (library == "transformers.js")
+    assert ("```js" in card.render(manifest, fields, "a/b")) == (library == "transformers.js")
 
 
 OWN = "license: other\nlicense_name: open\nlicense_link: {}\nbase_model: a/b\n"
@@ -75,7 +75,7 @@ def test_a_card_has_the_licence_of_its_checkpoint_and_none_that_nobody_gave(
         (tmp_path / name).write_text(f"---\n{text}---\nwords\n")
     fields = card.metadata(manifest, tmp_path, {}, tmp_path / "replaced.md" if replaced else None)
     assert {name: value for name, value in fields.items() if name.startswith("license")} == expected
-    assert ("# license: name that of your weights" in card.render(manifest, fields, "a/b", "[MASK]")) == (not expected)
+    assert ("# license: name that of your weights" in card.render(manifest, fields, "a/b")) == (not expected)
     assert fields.get("base_model") == ("a/b" if "a/b" in checkpoint else None)
 
 
