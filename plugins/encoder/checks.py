@@ -110,7 +110,9 @@ def _check_cuts(encoder: Encoder) -> None:
             )
             _require(candidates <= MOST_CANDIDATES, f"{name} with {candidates} ratios", f"at most {MOST_CANDIDATES}")
         _require(
-            encoder.longest <= max(LONGEST), f"{name} of texts of {encoder.longest} tokens", f"at most {max(LONGEST)}"
+            encoder.longest <= max(LONGEST),
+            f"{name} of texts of {encoder.longest} tokens",
+            f"at most {max(LONGEST)}; if no text is longer, set max_position_embeddings in config.json to that",
         )
         hidden = encoder.layers[0].qkv.weight.shape[1]
         is_narrow = not isinstance(rule.order, Skim) or hidden <= max(WIDTHS)
