@@ -30,6 +30,7 @@ TOKEN_EMBEDDINGS, TOKEN_WEIGHTS = "token_embeddings", "token_weights"
 HEAD_SEQUENCE, HEAD_TOKENS, HEAD_SPANS, HEAD_EMBEDDING = "sequence", "tokens", "spans", "embedding"
 HEAD_VECTORS, HEAD_HYBRID = "vectors", "hybrid"
 SPARSE_EMBEDDING, HEAD_SPARSE = "sparse_embedding", "sparse"
+MASK_LOGITS, HEAD_MASKED, MASKS = "mask_logits", "masked", "masks"
 VECTORS = (HEAD_EMBEDDING, HEAD_SPARSE, HEAD_HYBRID)
 """Heads that give a vector of each text, which are compared with one another. A pair is two texts to them."""
 OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -38,6 +39,7 @@ OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
     HEAD_SPANS: {START_LOGITS: (BATCH, SEQUENCE), END_LOGITS: (BATCH, SEQUENCE)},
     HEAD_EMBEDDING: {SENTENCE_EMBEDDING: (BATCH, HIDDEN), LAST_HIDDEN_STATE: (BATCH, SEQUENCE, HIDDEN)},
     HEAD_SPARSE: {SPARSE_EMBEDDING: (BATCH, VOCABULARY)},
+    HEAD_MASKED: {MASK_LOGITS: (BATCH, MASKS, VOCABULARY)},
     HEAD_VECTORS: {TOKEN_EMBEDDINGS: (BATCH, SEQUENCE, HIDDEN)},
     HEAD_HYBRID: {
         SENTENCE_EMBEDDING: (BATCH, HIDDEN),
@@ -111,6 +113,7 @@ and a token behind each row of patches (LLaVA-NeXT)."""
 HEAD_TEXT = "text"
 """What such a model answers with, as a manifest calls it."""
 PIXEL_VALUES, IMAGE_FEATURES, INPUTS_EMBEDS, IMAGE = "pixel_values", "image_features", "inputs_embeds", "image"
+IMAGE_KEPT = "image_kept"
 POSITIONS, ROWS, PAST, PRESENT, KEY, VALUE = "positions", "rows", "past", "present", "key", "value"
 """Their inputs and outputs. `CU_SEQLENS`, `POSITIONS` and `ROWS` end with the layer that such tokens enter first (`entered`)."""
 
@@ -123,6 +126,11 @@ def entered(name: str, layer: int) -> str:
 def cached(when: str, layer: int, what: str) -> str:
     """Name keys or values: ``past.0.key``."""
     return f"{when}.{layer}.{what}"
+
+
+def in_precision(name: str, precision: str) -> str:
+    """Name a file of a model that generates text: ``prefill.onnx`` in fp32, else ``prefill.fp16.onnx``."""
+    return name if precision == "fp32" else name.replace(".onnx", f".{precision}.onnx")
 
 
 KEPT_ROWS = "kept_rows/"
@@ -154,6 +162,9 @@ def product(layer: int, place: str) -> str:
     """Name a matrix product: ``layers.0.attention.qkv``."""
     return f"layers.{layer}.{place}"
 
+
+ASKED, IMAGE_CUTS = ".attention.asked/", "image_cuts."
+"""Part of the names of nodes that say what the last token asks, and what those of a stage begin with. They decide, so they stay in fp32."""
 
 METADATA = "adtp."
 """What the keys of the model's metadata properties begin with: ``adtp.version``, ``adtp.precision`` ..."""

@@ -230,6 +230,6 @@ class ReadOptions(Options):
         "for Length-Adaptive Transformer and PoWER-BERT checkpoints: the number of tokens that each layer keeps, such as 40,30,24, or "
         "a file with such a list", "checkpoint", metavar="LIST")
     head: str | None = option(None,
-        "the model's head, where its directory does not determine it: sequence, tokens, spans, embedding, sparse or hybrid",
+        "the model's head, where its directory does not determine it: sequence, tokens, spans, embedding, sparse, masked or hybrid",
         "checkpoint", metavar="NAME")
     # fmt: on

@@ -75,6 +75,21 @@ def make_quantization_plan(recipe: Recipe, student: PrunedEncoder, seen: Mapping
     return QuantizationPlan(recipe, scales)
 
 
+def plan_by_token(recipe: Recipe, weights: Mapping[str, np.ndarray]) -> QuantizationPlan:
+    """Choose the scales of products ``(N, K)`` whose inputs are rounded token by token: those of weights alone."""
+    scales = {
+        name: Scales(
+            _representable(_largest(weight, recipe) / recipe.largest, recipe),
+            None,
+            np.ones(weight.shape[1], np.float32),
+            None,
+        )
+        for name, weight in weights.items()
+        if not recipe.excludes(name)
+    }
+    return QuantizationPlan(recipe, scales)
+
+
 def _residuals(student: PrunedEncoder) -> set[str]:
     """Names of the products whose input is also the residual of their sublayer: there is no norm between them."""
     backbone = student.backbone

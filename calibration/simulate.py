@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from ..contract import ATTENTION_MASK, OUTPUTS, RESIDUALS, SEQUENCE, product
 from ..data.tokenize import Batch
+from ..model.backbones.base import Backbone
+from ..model.decoder import Decoder
 from ..model.encoder import PrunedEncoder
 from ..model.packed import PackedStudent
-from .plan import QuantizationPlan
+from .plan import QuantizationPlan, plan_by_token
 from .quantize import stored_weight
-from .recipes import PER_TOKEN
+from .recipes import PER_TOKEN, Recipe
 
 
 def simulate(student: PrunedEncoder, plan: QuantizationPlan) -> PrunedEncoder:
@@ -27,11 +29,27 @@ def simulate(student: PrunedEncoder, plan: QuantizationPlan) -> PrunedEncoder:
     The rest is fp32 also where the recipe's base is fp16, whose rounding is small beside that to 8 bits (and slow on a CPU).
     """
     rounded = copy.deepcopy(student)
-    places = [rounded.backbone.products(layer) for layer in range(rounded.backbone.num_layers)]
-    _round_in_place(
-        rounded, {product(i, place): parts for i, layer in enumerate(places) for place, parts in layer.items()}, plan
-    )
+    _round_in_place(rounded, products_of(rounded.backbone), plan)
     return rounded
+
+
+def products_of(backbone: Backbone) -> dict[str, tuple[nn.Linear, ...]]:
+    """Return the matrix products of all layers by their names in the graph, each as the modules that have its rows."""
+    places = [backbone.products(layer) for layer in range(backbone.num_layers)]
+    return {product(i, place): parts for i, layer in enumerate(places) for place, parts in layer.items()}
+
+
+def quantize_decoder(decoder: Decoder, recipe: Recipe) -> tuple[QuantizationPlan, Decoder]:
+    """Plan INT8 products of a model that generates text, whose inputs are rounded token by token; return the plan, and a copy of the model
+    that rounds as it says.
+    """
+    weights = {
+        name: np.concatenate([part.weight.detach().numpy() for part in parts])
+        for name, parts in products_of(decoder.backbone).items()
+    }
+    plan, rounded = plan_by_token(recipe, weights), decoder.copy()
+    _round_in_place(rounded, products_of(rounded.backbone), plan)
+    return plan, rounded
 
 
 @dataclass(frozen=True)
@@ -80,7 +98,7 @@ def _answers(student: PrunedEncoder, packed: PackedStudent, batches: Sequence[Ba
 
 
 def _round_in_place(
-    student: PrunedEncoder, products: Mapping[str, Sequence[nn.Linear]], plan: QuantizationPlan
+    student: PrunedEncoder | Decoder, products: Mapping[str, Sequence[nn.Linear]], plan: QuantizationPlan
 ) -> contextlib.ExitStack:
     """Round the matrix products of a student, or of its packed form; closing what is returned takes that back.
 
@@ -94,7 +112,11 @@ def _round_in_place(
 
 
 def _round_product(
-    student: PrunedEncoder, name: str, parts: Sequence[nn.Linear], plan: QuantizationPlan, undo: contextlib.ExitStack
+    student: PrunedEncoder | Decoder,
+    name: str,
+    parts: Sequence[nn.Linear],
+    plan: QuantizationPlan,
+    undo: contextlib.ExitStack,
 ) -> None:
     scales = plan.scales[name]
     whole = np.concatenate([part.weight.detach().numpy() for part in parts])

@@ -252,6 +252,10 @@ class Processes:
         contender = self._by_name[name]
         return float(self._answer(contender.process or name, (batch, contender.length_bucket_rows, warm)))
 
+    def pid(self, name: str) -> int:
+        """Return the number of a contender's process."""
+        return self._children[self._by_name[name].process or name].process.pid
+
     def _answer(self, name: str, asked: tuple[Batch, int, bool] | None = None) -> Any:
         connection = self._children[name].connection
         try:

@@ -13,6 +13,7 @@ from ..contract import (
     DEFAULT_BATCH,
     HEAD_EMBEDDING,
     HEAD_HYBRID,
+    HEAD_MASKED,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_SPARSE,
@@ -39,9 +40,10 @@ _FOR_HEADS = {
     "aggregation": (HEAD_TOKENS,),
     "may_be_none": (HEAD_SPANS,),
     **dict.fromkeys(run_ray.WINDOWS, (HEAD_SPANS,)),
-    "top_k": (HEAD_SPANS, HEAD_SEQUENCE, HEAD_VECTORS),
+    "top_k": (HEAD_SPANS, HEAD_SEQUENCE, HEAD_VECTORS, HEAD_MASKED),
     "query": (HEAD_SEQUENCE, HEAD_VECTORS),
     "out_file": (HEAD_EMBEDDING, HEAD_HYBRID),
+    "explain": (*_PROMPTED, HEAD_TOKENS, HEAD_SPANS),
     **dict.fromkeys(("prompt_name", "prompt"), _PROMPTED),
     "truncate_dim": (HEAD_EMBEDDING, HEAD_HYBRID),
     "max_active_dims": (HEAD_SPARSE,),
@@ -220,7 +222,8 @@ def _check(options: argparse.Namespace, deployment: Predictor) -> None:
             raise InputError(
                 f"{typed} is for models with the head {' or '.join(heads)}, and {options.out} has {deployment.head}; leave it out"
             )
-    if options.top_k is not None and deployment.head != HEAD_SPANS and options.query is None:
+    several = deployment.head in (HEAD_SPANS, HEAD_MASKED)
+    if options.top_k is not None and not several and options.query is None:
         raise InputError("--top-k: a text has one answer; with --query Q it bounds the documents that are printed")
     for name in ("query", "out_file", "labels"):
         for printing in ("kept", "explain"):
@@ -260,6 +263,11 @@ def _answers(options: argparse.Namespace, deployment: Predictor, chunk: list[Tex
     if options.labels is not None:
         asked = {**run_ray.zero_shot(options), "batch_size": options.batch_size}
         return [answer.to_json() for answer in deployment.zero_shot(chunk, **asked)]  # type: ignore[arg-type]
+    if deployment.head == HEAD_MASKED:
+        asked = {"batch_size": options.batch_size, **({} if options.top_k is None else {"top_k": options.top_k})}
+        kept = deployment.kept(chunk, batch_size=options.batch_size) if options.kept else [None] * len(chunk)
+        found = deployment.fill_mask(chunk, **asked)  # type: ignore[arg-type]
+        return [{**answer.to_json(), **(own.to_json() if own else {})} for answer, own in zip(found, kept)]
     return [
         answer.to_json()
         for answer in deployment(

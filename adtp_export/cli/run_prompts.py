@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import InputError, check_int, flag_name, printable
 from .parsing import Parser
 
-TAKEN = ("out", "texts", "text", "file", "format", "text_column", "batch_size", "threads")
+TAKEN = ("out", "texts", "text", "file", "format", "text_column", "batch_size", "threads", "target")
 """Options of adtp-run that also go with a model that generates text."""
 OPTIONS = ("image", "chat", "max_new_tokens", "temperature", "top_p", "seed")
 
@@ -85,7 +85,7 @@ def command(options: argparse.Namespace, texts: list[Any], default: Callable[[st
     images, chat = given.pop("image", None), given.pop("chat", False)
     if images is not None and len(images) != len(texts):
         raise InputError(f"--image: got {len(images)} for {len(texts)} texts; accepted is one for each text, or none")
-    generator, sampling = Generator(options.out, options.threads), Sampling(**given)
+    generator, sampling = Generator(options.out, options.threads, options.target), Sampling(**given)
     prompts = [said(text, images is not None) for text in texts] if chat else texts
     if len(texts) == 1:
         for (piece,) in generator.stream(images, prompts, sampling):

@@ -44,7 +44,7 @@ class Sides:
     """How queries and documents are read, and which of their vectors count.
 
     expansion: id of the token that texts are filled up with. attends: whether it is attended to. skip: ids of tokens whose vectors do not
-    count in documents; skips_queries: nor in queries. unweighted: ids of tokens that have no weight.
+    count where skips_queries or skips_documents says so. unweighted: ids of tokens that have no weight.
     """
 
     query: Side = field(default_factory=Side)
@@ -53,6 +53,7 @@ class Sides:
     attends: bool = False
     skip: list[int] = field(default_factory=list)
     skips_queries: bool = False
+    skips_documents: bool = True
     unweighted: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -113,7 +114,7 @@ class Sides:
 
     def counts(self, ids: Sequence[int], name: str) -> np.ndarray:
         """Say which tokens of a query or a document have vectors that count, ``(n,) bool``."""
-        if name == QUERY and not self.skips_queries:
+        if not (self.skips_queries if name == QUERY else self.skips_documents):
             return np.ones(len(ids), bool)
         return ~np.isin(np.asarray(ids), self.skip)
 

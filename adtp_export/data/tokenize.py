@@ -33,9 +33,11 @@ def encode(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list
     Of a long text only the beginning is tokenized (`data/truncate.py`), and never more than `truncate.MAX_CHARACTERS`.
 
     Raises:
-        InputError: a text that is no valid Unicode (lone surrogates), or one that the tokenizer cannot read.
+        InputError: a text that is no valid Unicode (lone surrogates), one that the tokenizer cannot read, or one that has no token.
     """
-    return [taken(*found) for found in tokenized(tokenizer, texts, max_tokens, offsets=False)]
+    rows = [taken(*found) for found in tokenized(tokenizer, texts, max_tokens, offsets=False)]
+    check_tokens(rows, texts)
+    return rows
 
 
 def encode_whole_second(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], max_tokens: int) -> list[TokenizedText]:
@@ -104,6 +106,15 @@ def read_whole(
         with reading_texts():
             found: list[Encoding] = run(portion, is_pretokenized=words, add_special_tokens=special)
         yield from found
+
+
+def check_tokens(rows: Iterable[TokenizedText], texts: Iterable[Text]) -> None:
+    """Raises InputError where a text has no token: tokenizers of decoders may add none of their own, as Qwen's."""
+    for i, (row, text) in enumerate(zip(rows, texts)):
+        if not row.input_ids:
+            raise InputError(
+                f"texts: got {ellipsize(repr(text))} at index {i}, for which the tokenizer gives no token; leave such texts out"
+            )
 
 
 @contextlib.contextmanager

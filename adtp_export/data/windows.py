@@ -10,7 +10,7 @@ from tokenizers import Encoding, Tokenizer
 
 from ..errors import InputError, check_int, did_you_mean, quoted
 from .readers import Text
-from .tokenize import TokenizedText, read_whole, reading_texts, tokenized
+from .tokenize import TokenizedText, check_tokens, read_whole, reading_texts, tokenized
 from .truncate import Beginnings, check_unicode
 
 
@@ -77,7 +77,9 @@ class TextWithOffsets:
 def encode_placed(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list[TextWithOffsets]:
     """Tokenize as `data.tokenize.encode` does, with the same errors, and say where each token is."""
     found = tokenized(tokenizer, texts, max_tokens)
-    return [TextWithOffsets.of(encoding, [stay], stay is not None)[0] for encoding, stay in found]
+    placed = [TextWithOffsets.of(encoding, [stay], stay is not None)[0] for encoding, stay in found]
+    check_tokens((each.row for each in placed), texts)
+    return placed
 
 
 def encode_windows(

@@ -15,6 +15,7 @@ from ..contract import (
     EMBED_MODEL,
     IMAGE,
     IMAGE_FEATURES,
+    IMAGE_KEPT,
     INPUT_IDS,
     INPUTS_EMBEDS,
     KEY,
@@ -33,6 +34,7 @@ from ..contract import (
     entered,
 )
 from ..model.decoder import Decoder
+from ..model.image_choice import Diverse
 from ..model.prefill import Prefill, Step
 from .passes import DECODER
 from .program import finish, trace_network
@@ -64,11 +66,16 @@ def names_cached(decoder: Decoder, when: str) -> list[str]:
 
 
 def export_vision(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:
-    """Export ``pixel_values (tiles, 3, side, side)`` to ``image_features (tiles, tokens, H)``, fp32."""
+    """Export ``pixel_values (tiles, 3, side, side)`` to ``image_features (tiles, tokens, H)``; with DivPrune, the kept ones and their
+    places."""
     side = decoder.model.config.vision_config.image_size
     tiles = torch.export.Dim("tiles")
     example = {PIXEL_VALUES: torch.zeros(2, 3, side, side)}
-    return _export(decoder.vision, example, ({0: tiles},), [IMAGE_FEATURES], metadata)
+    dims = ({0: tiles},)
+    if kept := decoder.kept_tokens:
+        outputs = [IMAGE_FEATURES, IMAGE_KEPT]
+        return _export(lambda: Diverse(decoder.vision(), kept), example, dims, outputs, metadata)
+    return _export(decoder.vision, example, dims, [IMAGE_FEATURES], metadata)
 
 
 def export_embed(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:

@@ -149,6 +149,11 @@ def _renderer(home: Path, form: Any, keywords: Mapping[str, Any]) -> Render:
     except Exception as error:  # of many kinds
         raise InputError(f"{home}: transformers cannot load the tokenizer: {ellipsize(str(error))}") from error
     template = tokenizer.chat_template
+    if not template:
+        raise InputError(
+            f"{home}: texts go through a chat template (modality_config names 'message'), and the tokenizer has none; save it as {FILE} "
+            "beside the tokenizer"
+        )
     if form not in ("flat", "structured"):
         spelled = template if isinstance(template, str) else ""
         form = "flat" if spelled and not any(pattern in spelled for pattern in _STRUCTURED) else "structured"

@@ -8,19 +8,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..data.sides import Side, Sides
+from ..data.sides import DOCUMENT, QUERY, Side, Sides
 from ..errors import InputError, check_int, quoted
-from ..model.tokenizer import TOKEN_NAMES, TOKENIZER_SETTINGS
-from .sentence_transformers import document
+from ..model.tokenizer import special_token
 
-_USUAL = {
-    "mask_token": ("[MASK]", "<mask>"),
-    "eos_token": ("</s>", "<|endoftext|>"),
-    "unk_token": ("[UNK]", "<unk>"),
-    "cls_token": ("[CLS]", "<s>"),
-    "pad_token": ("[PAD]", "<pad>"),
-}
-"""What special tokens are mostly called, for tokenizers that do not say."""
 _STRATEGIES = ("fixed", "min")
 
 
@@ -48,7 +39,7 @@ class SidesReader:
         query_length, document_length = (self._length(said, f"{side}_length") for side in ("query", "document"))
         expand_to, attends, token, fixed = self._expansion(said, query_length)
         skip = self._skip(said.get("skiplist_words") or [])
-        tasks = said.get("skiplist_tasks", "document")
+        tasks = self._tasks(said.get("skiplist_tasks", DOCUMENT))
         return Sides(
             query=Side(
                 marker=self._marker(said, "query_prefix"),
@@ -59,8 +50,18 @@ class SidesReader:
             expansion=self._expanding(token) if expand_to else None,
             attends=attends,
             skip=skip,
-            skips_queries="query" in ([tasks] if isinstance(tasks, str) else tasks),
+            skips_queries=QUERY in tasks,
+            skips_documents=DOCUMENT in tasks,
         )
+
+    def _tasks(self, given: object) -> list[str]:
+        """Return which texts `skiplist_words` are for."""
+        tasks = [given] if isinstance(given, str) else given
+        if not isinstance(tasks, list) or not set(map(str, tasks)) <= {QUERY, DOCUMENT}:
+            raise InputError(
+                f"{self._directory}: skiplist_tasks is {quoted(given)}; accepted is a list of {QUERY} and {DOCUMENT}"
+            )
+        return tasks
 
     def _length(self, said: Mapping[str, Any], name: str) -> int | None:
         if (value := said.get(name)) is not None:
@@ -124,13 +125,3 @@ class SidesReader:
                 f"skiplist_words that are no tokens are left out: {' '.join(wanting[:8])}{' ...' if len(wanting) > 8 else ''}",
             )
         return sorted({number for number in numbers.values() if number is not None})
-
-
-def special_token(tokenizer: Tokenizer, home: Path, name: str) -> str | None:
-    """Return what a special token, such as "mask_token", is called: as a tokenizer's files say, else one of the usual names it knows."""
-    for file in (TOKENIZER_SETTINGS, *TOKEN_NAMES):
-        value = document(home / file).get(name)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            return value
-    return next((each for each in _USUAL[name] if tokenizer.token_to_id(each) is not None), None)

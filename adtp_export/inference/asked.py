@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 from ..contract import (
     HEAD_EMBEDDING,
     HEAD_HYBRID,
+    HEAD_MASKED,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_SPARSE,
@@ -24,6 +25,7 @@ _METHODS = {
     HEAD_EMBEDDING: 'load(OUT).encode(["a text"])',
     HEAD_SPARSE: 'load(OUT).encode_sparse(["a text"])',
     HEAD_VECTORS: 'load(OUT).encode_query(["a query"]) or encode_document(["a text"]), which give several vectors of each text',
+    HEAD_MASKED: 'load(OUT).fill_mask(["a text with its mask token"])',
     HEAD_HYBRID: 'load(OUT).encode_hybrid(["a text"])',
 }
 

@@ -13,9 +13,9 @@ from ..data.tokenize import TokenizedText, encode_whole_second, pad, strings
 from ..data.windows import Windows, encode_placed, encode_windows
 from ..errors import InputError, check_int
 from ..targets.specs import CPU
-from .answers import sequence, spans, sparse, tokens
+from .answers import masked, sequence, spans, sparse, tokens
 from .batches import by_length, divide
-from .predictions import Prediction, Reading, SpanPrediction, TaggedText
+from .predictions import MaskPrediction, Prediction, Reading, SpanPrediction, TaggedText
 from .session import Session
 
 
@@ -103,6 +103,24 @@ class BatchRunner:
             most: as of `sparse.answer`.
         """
         return self._run(self._of.encoded(texts, self._prompt), lambda weights: sparse.answer(weights, most))[0]
+
+    def fill(self, texts: Sequence[str], mask_id: int, top_k: int, targets: np.ndarray | None) -> list[MaskPrediction]:
+        """Find the best tokens for the masked ones of each text; their logits are gone before the next batch runs."""
+        rows = self._of.encoded(texts)
+        for i, row in enumerate(rows):
+            if mask_id not in row.input_ids:
+                named = self._of.tokenizer.id_to_token(mask_id)
+                cut = f" in the {self._of.max_tokens} tokens that are read of it" if row.truncated else ""
+                raise InputError(
+                    f"texts: got no {named} at index {i}{cut}; accepted are texts with at least one {named}"
+                )
+        found, readings = self._run(rows, lambda logits: masked.best(logits, top_k, targets))
+        return [
+            MaskPrediction(
+                masks=masked.fillings(row.input_ids, mask_id, best, self._of.tokenizer, self._of.pad_id), **reading
+            )
+            for row, best, reading in zip(rows, found, readings)
+        ]
 
     def judge(self, pairs: Sequence[tuple[str, str]]) -> tuple[np.ndarray, list[bool]]:
         """Return the logits of pairs, ``(pairs, labels)``, and whether each first text was cut; second texts stay whole."""

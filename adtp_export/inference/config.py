@@ -87,7 +87,8 @@ class Config:
 class Pruned:
     """The block ``adtp`` of ``config.json``. max_tokens: None in those of older versions. dimension, prompts, prompt: of vectors, the
     text put before others by its name, and the name where none is said. truncate_dim: how many numbers of a vector are taken where not all
-    are. max_active_dims: how many weights of a sparse vector stay, at most. template: what stands around texts. activation: of a
+    are. max_active_dims: how many weights of a sparse vector stay, at most. mask_token_id: of
+    the head "masked". template: what stands around texts. activation: of a
     reranker's scores. windows: of contexts. vectors: how queries and documents are read that have vectors of tokens."""
 
     prune_sites: list[str]
@@ -100,6 +101,7 @@ class Pruned:
     prompt: str | None = None
     truncate_dim: int | None = None
     max_active_dims: int | None = None
+    mask_token_id: int | None = None
     template: ChatTemplate | None = None
     windows: Windows = field(default_factory=Windows)
     activation: str | None = None

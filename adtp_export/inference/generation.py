@@ -36,7 +36,7 @@ from ..contract import (
     VISION_MODEL,
 )
 from ..data.truncate import unset
-from ..errors import InputError, check_int, ellipsize, quoted
+from ..errors import InputError, check_int, did_you_mean, ellipsize, quoted
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
 from .chat import FILE, Chat, read_chat
@@ -109,22 +109,22 @@ class Generator:
     """An output directory of a model that generates text.
 
     Args:
-        directory: what `export` wrote. threads: of the CPU, 0 for the runtime's default.
+        directory: what `export` wrote. threads: of the CPU, 0 for the runtime's default. target: a name in its manifest; by default fp32,
+            with our operators where they run here.
 
     Raises:
-        InputError: it is no such directory, or is damaged.
+        InputError: it is no such directory, is damaged, or has no such target.
         MissingDependencyError: ONNX Runtime is not installed.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], threads: int = 0) -> None:
+    def __init__(self, directory: str | os.PathLike[str], threads: int = 0, target: str | None = None) -> None:
         self.directory = Path(directory)
         self.manifest = read_manifest(self.directory)
         if self.manifest.checkpoint.get("head") != HEAD_TEXT:
             raise InputError(
                 f"{directory} holds a model that does not generate text; type: adtp_export.load({str(directory)!r})"
             )
-        attention = {target.attention for target in self.manifest.targets.values()}
-        self._plugin = PLUGIN in attention and operators_obstacle() is None
+        self._plugin, self._files = self._chosen(target)
         self._threads = threads
         config = read_json(checked_file(self.directory, self.manifest, "config.json"))
         try:
@@ -139,9 +139,23 @@ class Generator:
         self._embed, self._prefill, self._step = map(self._engine, (EMBED_MODEL, PREFILL_MODEL, STEP_MODEL))
         self._vision = self._engine(VISION_MODEL) if self.image_token is not None else None
 
+    def _chosen(self, name: str | None) -> tuple[bool, dict[str, str]]:
+        """Return whether a target runs with our operators, and the file that it has of each part."""
+        targets, default = self.manifest.targets, "onnxruntime-cpu-fp32"
+        if name is None:
+            name = f"{default}-{PLUGIN}" if operators_obstacle() is None else default
+            name = name if name in targets else next(iter(targets))
+        if name not in targets:
+            raise InputError(
+                f"target: got {quoted(name)}; {self.directory} has {', '.join(targets)}{did_you_mean(name, targets)}"
+            )
+        files = {f"{part}.onnx": file for part, file in targets[name].details.items() if isinstance(file, str)}
+        return targets[name].attention == PLUGIN, {**files, PREFILL_MODEL: targets[name].file}
+
     def _engine(self, name: str) -> OnnxRuntimeEngine:
         plugin = self._plugin and name in (PREFILL_MODEL, STEP_MODEL)
-        return OnnxRuntimeEngine(checked_model(self.directory, self.manifest, name), self._threads, plugin=plugin)
+        path = checked_model(self.directory, self.manifest, self._files.get(name, name))
+        return OnnxRuntimeEngine(path, self._threads, plugin=plugin)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -354,6 +368,7 @@ def generate(
     texts: Sequence[Prompt] = (),
     *,
     threads: int = 0,
+    target: str | None = None,
     **sampling: Any,
 ) -> list[str]:
     """Generate text behind prompts with an exported model.
@@ -364,6 +379,7 @@ def generate(
         texts: prompts: texts that are written out, with the image token where the image goes; or messages
             ``[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ...}]}]``, put into the model's chat template.
         threads: of the CPU, 0 for the runtime's default.
+        target: a name in the manifest, such as `onnxruntime-cpu-int8-linear-plugin`; by default fp32.
         sampling: fields of `Sampling`: max_new_tokens, temperature (0: the likeliest token), top_p and seed.
 
     Returns:
@@ -376,7 +392,7 @@ def generate(
     known = Sampling.__dataclass_fields__
     if unknown := next((name for name in sampling if name not in known), None):
         raise InputError(f"generate: got the unknown option {quoted(unknown)}; accepted are {', '.join(known)}")
-    return whole(Generator(directory, threads).stream(images, texts, Sampling(**sampling)), len(texts))
+    return whole(Generator(directory, threads, target).stream(images, texts, Sampling(**sampling)), len(texts))
 
 
 def whole(pieces: Iterable[Sequence[str]], texts: int) -> list[str]:

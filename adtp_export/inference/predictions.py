@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from .answers.masked import Filling
 from .answers.spans import Part
 from .answers.tokens import Tagged
 
@@ -45,6 +46,13 @@ class TaggedText(Reading):
     """What was found in a text, in order."""
 
     entities: list[Tagged]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskPrediction(Reading):
+    """What may stand in place of each masked token of a text, in order: tokens, best first."""
+
+    masks: list[list[Filling]]
 
 
 @dataclass(frozen=True, kw_only=True)

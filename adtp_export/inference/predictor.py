@@ -28,11 +28,12 @@ from ..targets.choice import PRECISION
 from .answers import embedding, sequence, vectors, zero_shot
 from .asked import as_strings, as_texts
 from .batch_runner import BatchRunner
+from .mask_filling import MaskFilling
 from .multi_vector import MultiVectorEncoding
 from .predictions import Ranked, Reading, ZeroShotPrediction
 
 
-class Predictor(MultiVectorEncoding):
+class Predictor(MultiVectorEncoding, MaskFilling):
     """An output directory of adtp-export, ready to answer; make one with `adtp_export.load`. Threads may share it, and processes: it
     is pickled as what it was opened from.
 
@@ -45,7 +46,8 @@ class Predictor(MultiVectorEncoding):
 
     Attributes:
         target: the name of what was taken. reason: why, in one short sentence.
-        head: what the model answers with: "sequence", "tokens", "spans", "embedding", "sparse", "vectors" or "hybrid".
+        head: what the model answers with: "sequence", "tokens", "spans", "embedding", "sparse", "masked", "vectors" or
+            "hybrid".
         labels: of a classifier. prompts: texts that `encode` puts before others, by name. windows: how contexts of questions are read.
 
     Raises:
@@ -69,7 +71,8 @@ class Predictor(MultiVectorEncoding):
         """Answer texts, or pairs given as tuples, in their order: with a record of `predictions` for each.
 
         The head decides which: "sequence" gives `Prediction`, "tokens" `TaggedText`, and "spans", for pairs of a question and its
-        context, `SpanPrediction`. For vectors and rankings there are `encode`, `encode_sparse` and `rank`.
+        context, `SpanPrediction`. For vectors, rankings and masked tokens there are `encode`, `encode_sparse`, `rank` and
+        `fill_mask`.
 
         Args:
             texts: one text or pair, or a list, a generator, or anything else that gives them in an order.

@@ -133,7 +133,7 @@ class Session:
 
         sequence: ``logits (B, num_labels)``; tokens: ``logits (B, S, num_labels)``; spans: logits of start and end, ``(B, S, 2)``;
         embedding, hybrid: vectors ``(B, D)``; sparse: weights ``(B, vocab_size)``; vectors:
-        ``(B, S, D)``. Padding has zeros.
+        ``(B, S, D)``; masked: logits ``(B, masks, vocab_size)``. Padding has zeros.
 
         Raises:
             InputError: no mapping of arrays, missing inputs, left padding, an empty row, ids out of range, or rows that are too

@@ -20,6 +20,7 @@ from transformers.activations import ACT2FN
 from ..artifacts.records import convert, sha256
 from ..contract import (
     HEAD_EMBEDDING,
+    HEAD_MASKED,
     HEAD_SEQUENCE,
     HEAD_SPARSE,
     HEAD_TOKENS,
@@ -36,7 +37,7 @@ from .heads.sequence import AdtpBertForSequenceClassification
 from .plain import FORMATS, check_code, check_float, with_format
 from .structured import read_sizes
 from .text_settings import RECORDS, check_sides, text_settings
-from .tokenizer import load_tokenizer
+from .tokenizer import load_tokenizer, special_token
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
@@ -139,8 +140,22 @@ def load_checkpoint(directory: Path, allow_pickle: bool = False, head: str | Non
         )
     checkpoint = assemble(directory, raw, config, read_weights(files), files, notes, templated=templated)
     checkpoint = dataclasses.replace(checkpoint, settings=settings)
+    if config.head == HEAD_MASKED and checkpoint.student.config.mask_token_id is None:
+        checkpoint.student.config.mask_token_id = _mask_id(checkpoint)
     check_sides(checkpoint.sides, checkpoint.student, path)
     return checkpoint
+
+
+def _mask_id(checkpoint: Checkpoint) -> int:
+    """Return the id of the tokenizer's mask token; raises InputError where it has none."""
+    named = special_token(checkpoint.tokenizer, checkpoint.directory, "mask_token")
+    number = None if named is None else checkpoint.tokenizer.token_to_id(named)
+    if number is None:
+        raise InputError(
+            f"{checkpoint.directory}: got the mask_token {quoted(named)}, which is no token of the tokenizer; accepted for the head "
+            "masked are models with one"
+        )
+    return int(number)
 
 
 def assemble(

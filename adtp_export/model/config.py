@@ -15,6 +15,7 @@ from transformers import AutoConfig, BertConfig, PretrainedConfig
 from ..contract import (
     HEAD_EMBEDDING,
     HEAD_HYBRID,
+    HEAD_MASKED,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_SPARSE,
@@ -23,7 +24,7 @@ from ..contract import (
 from ..data.windows import Windows
 from ..errors import InputError, check_int, did_you_mean, quoted
 from . import registry
-from .predictions import SparseSettings
+from .predictions import SparseSettings, check_masked
 from .projections import projection
 from .pruners import PrunerSettings
 from .structured import PRUNED_HEADS, pruned_heads
@@ -160,7 +161,8 @@ class PrunedEncoderConfig(PretrainedConfig):
         embedding: the fields of `EmbeddingSettings`, for the head "embedding".
         windows: the fields of `data.windows.Windows`, for the head "spans".
         sparse: the fields of `predictions.SparseSettings`, for the head "sparse".
-        kwargs: `vectors`, the fields of `VectorSettings`, for the head "vectors"; labels (`id2label`, `label2id`, `problem_type`); and what
+        kwargs: `vectors`, the fields of `VectorSettings`, for the head "vectors"; `mask_token_id`, for the head "masked", by default the
+            tokenizer's; labels (`id2label`, `label2id`, `problem_type`); and what
             every transformers configuration has.
 
     Raises:
@@ -180,7 +182,7 @@ class PrunedEncoderConfig(PretrainedConfig):
         sparse: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
-        vectors = kwargs.pop("vectors", None)
+        vectors, self.mask_token_id = kwargs.pop("vectors", None), kwargs.pop("mask_token_id", None)
         objects = {
             "backbone": backbone,
             "pruning": pruning,
@@ -208,8 +210,9 @@ class PrunedEncoderConfig(PretrainedConfig):
             EmbeddingSettings.read(self.embedding).check(self.encoder_config.hidden_size)
         if head in (HEAD_VECTORS, HEAD_HYBRID):
             VectorSettings.read(self.vectors).check(self.encoder_config)
-        if head == HEAD_SPARSE:
+        if head in (HEAD_SPARSE, HEAD_MASKED):
             SparseSettings.read(self.sparse)
+            check_masked(head == HEAD_MASKED, self.mask_token_id, self.vocab_size, self.pruning)
             self.tie_word_embeddings = getattr(self.encoder_config, "tie_word_embeddings", True)
         heads = {
             "embedding": (HEAD_EMBEDDING, HEAD_HYBRID),

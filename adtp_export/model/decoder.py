@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,12 +15,13 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
 
-from ..contract import ANYRES
+from ..contract import ANYRES, SQUARE
 from ..errors import InputError, ellipsize, quoted
 from . import registry
 from .backbones.base import Backbone
 from .checkpoint import read_config, weight_files
-from .image_pruners import Stage, read_stages
+from .image_choice import read_kept
+from .image_pruners import DIVPRUNE, Stage, read_stages
 from .image_tokens import spread_over
 from .plain import architectures
 from .vision import KINDS, Vision, language_model
@@ -62,7 +65,8 @@ class Decoder:
     """A model in fp32, described.
 
     model: transformers'. backbone: of its language model. stages: where image tokens leave. image_token: the id that stands where an
-    image token goes, and image_tokens: how many a tile of a picture has; None and 0 where the model reads text alone.
+    image token goes, and image_tokens: how many a tile of a picture has; None and 0 where the model reads text alone. kept_tokens: how many
+    of these stay before the language model reads any; 0: all.
     """
 
     directory: Path
@@ -72,6 +76,12 @@ class Decoder:
     stages: tuple[Stage, ...] = ()
     image_token: int | None = None
     image_tokens: int = 0
+    kept_tokens: int = 0
+
+    def copy(self, dtype: torch.dtype = torch.float32) -> Decoder:
+        """Return the same with weights of its own, in a precision."""
+        model = copy.deepcopy(self.model).to(dtype)
+        return dataclasses.replace(self, model=model, backbone=type(self.backbone)(language_model(model)))
 
     @property
     def embeddings(self) -> nn.Module:
@@ -161,7 +171,13 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
         raise InputError(
             f"{path}: an image has {count} tokens, and the model reads {family.max_tokens(text)}; accepted are models with room for text"
         )
-    stages = read_stages(pruning, text.num_hidden_layers, count) if pruning is not None else ()
+    before = pruning is not None and pruning.get("method") == DIVPRUNE
+    if before and KINDS[raw["model_type"]].layout != SQUARE:
+        raise InputError(
+            f"{path}: {DIVPRUNE} chooses among the tokens of one tile, and pictures of a {quoted(raw['model_type'])} model have several; "
+            "accepted are stages, such as those of btp"
+        )
+    stages = read_stages(pruning, text.num_hidden_layers, count) if pruning is not None and not before else ()
     if (
         has_images
         and KINDS[raw["model_type"]].layout == ANYRES
@@ -180,6 +196,7 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
         stages=stages,
         image_token=config.image_token_id if has_images else None,
         image_tokens=count,
+        kept_tokens=read_kept(pruning, count) if pruning is not None and before else 0,
     )
 
 

@@ -107,6 +107,11 @@ class PrunedEncoder(PreTrainedModel):
         """Id of tokens that follow a text with an attention mask of 0, attend to it, and are never attended to; None: there are none."""
         return None
 
+    @property
+    def asked_id(self) -> int | None:
+        """Id of the tokens that the head answers for; None: for all, or for the text."""
+        return None
+
     def expanded(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor | None:
         """Say which tokens are such, ``(B, S) bool``; None where the model has none."""
         return None if self.expansion is None else (input_ids == self.expansion) & (attention_mask == 0)

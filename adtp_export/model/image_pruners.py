@@ -170,6 +170,10 @@ class PyramidDropStage(FastVStage):
     renumbers = True
 
 
+DIVPRUNE = "divprune"
+"""The method of `image_choice`, which has no stages."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BtpQwenStage(BtpStage):
     """A stage as their code for Qwen2.5-VL has it: tokens are asked by probabilities."""
@@ -217,9 +221,9 @@ def read_stages(fields_given: Mapping[str, Any], layers: int, image_tokens: int)
     """
     method = fields_given.get("method")
     if method not in METHODS:
-        hint = did_you_mean(str(method), METHODS)
+        hint = did_you_mean(str(method), [*METHODS, DIVPRUNE])
         raise InputError(
-            f"pruning.method: got {quoted(method)}; accepted for image tokens are {', '.join(METHODS)}{hint}"
+            f"pruning.method: got {quoted(method)}; accepted for image tokens are {', '.join([*METHODS, DIVPRUNE])}{hint}"
         )
     if unknown := next((name for name in fields_given if name not in ("method", "stages")), None):
         raise InputError(f"pruning: got the field {quoted(unknown)}; accepted are method and stages")

@@ -65,6 +65,7 @@ class PackedStudent(nn.Module):
         self.finish, self.head, self.reads_first = backbone.finish, student.packed_head(), student.reads_first
         self.reads_last, self.pad = student.reads_last, student.dense.config.pad_token_id
         self.keeps_last = student.keeps_last and len(self.cuts) > 0
+        self.asked = student.asked_id
         self.restores_dropped = student.restores_dropped
         self.training = student.training  # its modules are the student's, which stay in the mode they are in
 
@@ -89,12 +90,16 @@ class PackedStudent(nn.Module):
             ``(B*S,)`` input, then for each site the ``(T',) int64`` rows of the packed states before its cut.
         """
         tokens = self.unpad(input_ids, attention_mask, token_type_ids)
-        if self.reads_last or self.keeps_last:
+        if self.reads_last or self.keeps_last or self.asked is not None:
             tokens = self.find_read(tokens, input_ids.flatten().index_select(0, tokens.origin))
         return self.run(tokens, input_ids.shape)
 
     def find_read(self, tokens: Packed, ids: Tensor) -> Packed:
-        """Find the token of each text that the head reads, or that stays, where that is not the first: ``ids (T,) int64`` are packed."""
+        """Find the token of each text that the head reads, or that stays, where that is not the first; and those that it answers for, where
+        these are not all. ``ids (T,) int64`` are packed.
+        """
+        if self.asked is not None:
+            return tokens._replace(asked=ids == self.asked)
         if not (self.reads_last or self.keeps_last):
             return tokens
         if tokens.keys is not None:  # no head that reads one token has these
@@ -186,8 +191,11 @@ class PackedInputs(PackedStudent):
 
     def blank(self, answers: tuple[Tensor, ...], lengths: Tensor) -> tuple[Tensor, ...]:
         """Put zeros into what is answered for texts of no tokens: ``lengths (B,)``."""
-        some = (lengths > 0)[:, None]
-        return tuple(torch.where(some, x, 0) if of_texts else x for x, of_texts in zip(answers, self.of_texts))
+        some = lengths > 0
+        return tuple(
+            torch.where(some.view(-1, *[1] * (x.ndim - 1)), x, 0) if of_texts else x
+            for x, of_texts in zip(answers, self.of_texts)
+        )
 
 
 @contextlib.contextmanager

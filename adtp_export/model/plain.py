@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import InputError, did_you_mean, ellipsize, quoted
 from . import registry
+from .backbones.base import BIDIRECTIONAL, CAUSAL_FIELD
 from .config import AdtpBertConfig, PrunedEncoderConfig
 
 FOREIGN = ("ltp",)
@@ -76,6 +78,26 @@ def check_code(raw: Mapping[str, Any], path: Path) -> None:
             f"{path}: model_type is {quoted(kind)}, a model with code of its own (auto_map), which is never run here; accepted are "
             f"transformers' {', '.join(registry.BACKBONES)}"
         )
+    if (named := _own_attention(raw)) is not None:
+        raise InputError(
+            f"{path}: auto_map names code of the model's own ({ellipsize(named)}), which is never run here, and with which tokens may see "
+            f"later ones; accepted is what transformers' own {kind} reads: remove auto_map, and set {CAUSAL_FIELD} to false if all tokens "
+            "see each other, else to true"
+        )
+
+
+def _own_attention(raw: Mapping[str, Any]) -> str | None:
+    """Return the class that `auto_map` names of a causal model, unless the configuration says what its tokens see.
+
+    Code of some models of vectors leaves the causal mask out. transformers reads such a directory as another model, and says nothing.
+    """
+    kind, named = raw.get("model_type"), raw.get("auto_map")
+    if kind not in registry.BACKBONES or not isinstance(named, dict) or CAUSAL_FIELD in raw:
+        return None
+    family = registry.backbone(kind)
+    if not family.generates or not family.causal(SimpleNamespace(**{BIDIRECTIONAL: None, **raw})):
+        return None
+    return next((str(name) for auto, name in named.items() if str(auto).startswith("AutoModel")), None)
 
 
 def _native(raw: Mapping[str, Any]) -> tuple[str, str, str] | None:

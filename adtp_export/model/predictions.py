@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, did_you_mean, quoted
+from ..errors import InputError, check_int, did_you_mean, quoted
 
 MAX, SUM = POOLINGS = ("max", "sum")
 ACTIVATIONS = {"relu": 1, "log1p_relu": 2}
@@ -59,6 +59,23 @@ class SparseSettings(NamedTuple):
         for _ in range(ACTIVATIONS[self.activation]):
             values = values.log1p()
         return values
+
+
+def check_masked(fills: bool, mask_id: Any, tokens: int, pruning: Mapping[str, Any]) -> None:
+    """Raises InputError where a model that fills in masked tokens drops some, or has an id for them that is none of so many tokens'.
+
+    Args:
+        fills: it is such a model. mask_id: None where the tokenizer says it.
+    """
+    if not fills and mask_id is not None:
+        raise InputError("mask_token_id: is for the head 'masked'; leave it out")
+    if fills and pruning:
+        raise InputError(
+            "pruning: got cuts in a model with the head 'masked', which could drop the tokens that it is to fill in; accepted is none, so "
+            "leave pruning out"
+        )
+    if mask_id is not None:
+        check_int("mask_token_id", mask_id, 0, tokens - 1)
 
 
 class Decoder(nn.Module):

@@ -31,6 +31,27 @@ class Entered(NamedTuple):
     rows: Tensor
 
 
+class Asked(nn.Module):
+    """What last tokens ask of the keys of their texts. A module, so that its nodes are called `contract.ASKED` and stay in fp32."""
+
+    def __init__(self, heads: int, kv_heads: int, scale: float) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.scale = heads, kv_heads, scale
+
+    def forward(self, last: Tensor, k: Tensor, cu_seqlens: Tensor, softmax: bool) -> Tensor:
+        """Return what the queries ``last (B, N*D)`` give the keys ``k (T, kv_heads*D)`` of their texts, mean over heads: ``(T,) fp32``."""
+        queries, keys = at_least_fp32(last), at_least_fp32(k)
+        size = self.heads // self.kv_heads
+        by_head = queries.unflatten(1, (self.kv_heads, size, -1)).permute(1, 0, 2, 3)  # (KV, B, G, D)
+        scores = by_head.flatten(1, 2) @ keys.unflatten(1, (self.kv_heads, -1)).permute(1, 2, 0) * self.scale
+        scores = scores.unflatten(1, (-1, size))  # (KV, B, G, T)
+        row = torch.arange(k.shape[0], device=k.device)
+        inside = (row >= cu_seqlens[:-1, None]) & (row < cu_seqlens[1:, None])
+        if softmax:
+            scores = scores.masked_fill(~inside[:, None], torch.finfo(scores.dtype).min).softmax(-1)
+        return scores.mean((0, 2)).masked_fill(~inside, 0).sum(0)
+
+
 class CachedAttention(PackedAttention):
     """Attention sublayer that also returns keys and values, and what the last token asks of the keys.
 
@@ -41,6 +62,7 @@ class CachedAttention(PackedAttention):
     def __init__(self, parts: AttentionParts, asks: Stage | None = None) -> None:
         super().__init__(parts, None)
         self.asks = asks
+        self.asked = Asked(self.num_heads, self.kv_heads, self.scale)
 
     def forward(  # type: ignore[override]
         self, tokens: Packed, wanted: Tensor | None
@@ -62,19 +84,6 @@ class CachedAttention(PackedAttention):
         """Return queries of the rows `wanted`, or of all, and keys and values."""
         qkv = self.qkv(self.before(tokens.states))
         return self.split(qkv, tokens.positions, wanted, None)
-
-    def asked(self, last: Tensor, k: Tensor, cu_seqlens: Tensor, softmax: bool) -> Tensor:
-        """Return what the queries ``last (B, N*D)`` give the keys ``k (T, kv_heads*D)`` of their texts, mean over heads: ``(T,) fp32``."""
-        queries, keys = at_least_fp32(last), at_least_fp32(k)
-        size = self.num_heads // self.kv_heads
-        by_head = queries.unflatten(1, (self.kv_heads, size, -1)).permute(1, 0, 2, 3)  # (KV, B, G, D)
-        scores = by_head.flatten(1, 2) @ keys.unflatten(1, (self.kv_heads, -1)).permute(1, 2, 0) * self.scale
-        scores = scores.unflatten(1, (-1, size))  # (KV, B, G, T)
-        row = torch.arange(k.shape[0], device=k.device)
-        inside = (row >= cu_seqlens[:-1, None]) & (row < cu_seqlens[1:, None])
-        if softmax:
-            scores = scores.masked_fill(~inside[:, None], torch.finfo(scores.dtype).min).softmax(-1)
-        return scores.mean((0, 2)).masked_fill(~inside, 0).sum(0)
 
     def step(
         self, x: Tensor, entered: Entered, past: tuple[Tensor, Tensor], order: Tensor
@@ -142,7 +151,7 @@ class Prefill(nn.Module):
             CachedLayer(backbone.attention(i), backbone.feed_forward(i), before.get(i))
             for i in range(backbone.num_layers)
         )
-        self.cuts = nn.ModuleDict({str(stage.layer): ImageCut(stage, decoder.spread) for stage in decoder.stages})
+        self.image_cuts = nn.ModuleDict({str(stage.layer): ImageCut(stage, decoder.spread) for stage in decoder.stages})
         self.finish, self.head = backbone.finish, decoder.head
 
     def forward(self, inputs_embeds: Tensor, cu_seqlens: Tensor, image: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -158,9 +167,9 @@ class Prefill(nn.Module):
         tokens, entered, cache = Packed(inputs_embeds, bounds, positions, rows), [Entered(bounds, positions, rows)], []
         asked = at_input = None
         for i, layer in enumerate(cast("Iterable[CachedLayer]", self.layers)):
-            if str(i) in self.cuts:
+            if str(i) in self.image_cuts:
                 assert image is not None
-                cut = cast(ImageCut, self.cuts[str(i)])
+                cut = cast(ImageCut, self.image_cuts[str(i)])
                 asked = self.ask(layer.attention, tokens) if cut.stage.own_layer else asked
                 assert asked is not None
                 rows, bounds, at_input = cut(tokens, image, asked, at_input)
@@ -178,7 +187,8 @@ class Prefill(nn.Module):
     def ask(self, attention: CachedAttention, tokens: Packed) -> Tensor:
         """Return what the last tokens ask of the keys that this sublayer would make of all tokens."""
         q, k, _ = attention.projected(tokens, None)
-        return attention.asked(rows_of(q, tokens.last), k, tokens.cu_seqlens, softmax=True)
+        result: Tensor = attention.asked(rows_of(q, tokens.last), k, tokens.cu_seqlens, softmax=True)
+        return result
 
 
 class Step(nn.Module):

@@ -54,6 +54,7 @@ HEADS = {
     "spans": ("heads.spans", "PrunedEncoderForQuestionAnswering"),
     "embedding": ("heads.embedding", "PrunedEncoderForEmbedding"),
     "sparse": ("heads.sparse", "PrunedEncoderForSparse"),
+    "masked": ("heads.masked", "PrunedEncoderForMasked"),
     "vectors": ("heads.vectors", "PrunedEncoderForVectors"),
     "hybrid": ("heads.hybrid", "PrunedEncoderForHybrid"),
 }

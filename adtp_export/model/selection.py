@@ -327,15 +327,18 @@ def kept_count(lengths: Tensor, permille: Tensor | int, min_tokens: int) -> Tens
 
 
 def compact(kept: Tensor, cu_seqlens: Tensor, also: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Turn ``kept (T,) bool`` into the surviving rows and their cu_seqlens; the first row of each sequence survives, and its row of
-    ``also (B,)``.
-
-    The place of a row, survivors first and all in order, is a permutation: row numbers are scattered to their places and
-    cut off after the last survivor. So neither NonZero nor TopK is needed.
-    """
+    """Turn ``kept (T,) bool`` into surviving rows and their cu_seqlens; a sequence's first row survives, and its row of ``also (B,)``."""
     stays = kept.to(torch.int64)
     for anchors in (cu_seqlens[:-1],) if also is None else (cu_seqlens[:-1], also):
         stays = stays.scatter(0, anchors, torch.ones_like(anchors))
+    return compacted(stays, cu_seqlens)
+
+
+def compacted(stays: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of the ones in ``stays (T,) int64``, of which each sequence has some, and their cu_seqlens.
+
+    Row numbers are scattered to their places, survivors first, and cut off after the last one: neither NonZero nor TopK is needed.
+    """
     survivors = stays.cumsum(0)
     before = torch.nn.functional.pad(survivors, (1, 0))
     total = survivors[-1:]

@@ -34,7 +34,8 @@ class Packed(NamedTuple):
     states: ``(T, H)``. cu_seqlens: ``(B+1,) int64``, first element 0, last element T. positions: ``(T,) int64``, the place of each
     token in its text, which survives cuts. origin: ``(T,) int64``, its place in the input, which is flattened where it is ``(B, S)``.
     read: ``(B,) int64``, rows of the tokens that stay beside the first ones, and that the head reads where it reads one; None where
-    there are none. keys: tokens that are attended to; None: all are.
+    there are none. keys: tokens that are attended to; None: all are. asked: ``(T,) bool``, tokens that the head answers for, where it does
+    not for all; no cut keeps it.
     """
 
     states: Tensor
@@ -43,6 +44,7 @@ class Packed(NamedTuple):
     origin: Tensor
     read: Tensor | None = None
     keys: Keys | None = None
+    asked: Tensor | None = None
 
     @property
     def last(self) -> Tensor:

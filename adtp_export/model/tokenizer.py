@@ -13,11 +13,11 @@ import transformers
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
 from tokenizers.processors import RobertaProcessing
 
-from ..data.tokenize import encode, reading_texts
+from ..data.tokenize import reading_texts, taken, tokenized
 from ..data.truncate import prepared
 from ..errors import InputError, MissingDependencyError, ellipsize, quoted
 from ..io import check_regular, read_json
-from .registry import fields
+from .registry import backbone, fields
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_SETTINGS = "tokenizer_config.json"
@@ -39,12 +39,34 @@ _CLASSES = {
 """`model_type` -> transformers' class that converts a SentencePiece model."""
 
 
+_USUAL = {
+    "mask_token": ("[MASK]", "<mask>"),
+    "eos_token": ("</s>", "<|endoftext|>"),
+    "unk_token": ("[UNK]", "<unk>"),
+    "cls_token": ("[CLS]", "<s>"),
+    "pad_token": ("[PAD]", "<pad>"),
+}
+"""What special tokens are mostly called, for tokenizers that do not say."""
+
+
+def special_token(tokenizer: Tokenizer, home: Path, name: str) -> str | None:
+    """Return what a special token, such as "mask_token", is called: as a tokenizer's files say, else one of the usual names it knows."""
+    for path in (home / file for file in (TOKENIZER_SETTINGS, *TOKEN_NAMES)):
+        stored = read_json(path) if path.is_file() else {}
+        value = stored.get(name) if isinstance(stored, dict) else None
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            return value
+    return next((each for each in _USUAL[name] if tokenizer.token_to_id(each) is not None), None)
+
+
 def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tokenizer:
     """Load `tokenizer.json`, or make a tokenizer of a family's own files, and try it on a few texts.
 
     Args:
         config: of the encoder, in transformers' terms.
-        templated: it reads texts that stand in a template, which are never empty.
+        templated: it reads texts that stand in a template, which are never empty. Otherwise it has to give a token for an empty text,
+            unless the model is of a family that generates.
 
     Raises:
         InputError: there is none, it cannot be loaded or cannot read every text, or it gives ids that the model does not know.
@@ -99,10 +121,10 @@ WORDS, UNKNOWN = "a film, and 2 good words", "\u0533\u10e5\u1251"
 
 def _try(tokenizer: Tokenizer, directory: Path, config: Any, templated: bool) -> None:
     """Read texts and pairs, so that a tokenizer that does not fit is found before any work starts."""
-    empty_texts = () if templated else ("",)
-    texts = (WORDS, UNKNOWN, *empty_texts, (WORDS, WORDS), (UNKNOWN, ""))
+    adds_none = templated or backbone(config.model_type).generates  # Qwen's adds no token to a text
+    texts = (WORDS, UNKNOWN, *(() if adds_none else ("",)), (WORDS, WORDS), (UNKNOWN, ""))
     try:
-        rows = encode(tokenizer, texts, config.max_position_embeddings)
+        rows = [taken(*found) for found in tokenized(tokenizer, texts, config.max_position_embeddings, offsets=False)]
     except InputError as error:
         raise InputError(
             f"{directory}: {error}. It is tried on words that it may not know, and on pairs; give the model's own tokenizer"

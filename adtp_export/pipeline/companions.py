@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from ..contract import (
     HEAD_EMBEDDING,
     HEAD_HYBRID,
+    HEAD_MASKED,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_SPARSE,
@@ -69,6 +70,7 @@ def write_companions(checkpoint: Checkpoint, work: Path, windows: Windows | None
             "prune_sites": list(student.site_names),
             **(dataclasses.asdict(config.settings) if config.settings else {}),
             **({"dimension": _dimension(student)} if config.head in _OF_VECTORS else {}),
+            **({"mask_token_id": config.mask_token_id} if config.head == HEAD_MASKED else {}),
             **({"dimension": encoder.vocab_size} if config.head == HEAD_SPARSE else {}),
             **({"windows": dataclasses.asdict(windows)} if config.head == HEAD_SPANS else {}),
             **checkpoint.settings,

@@ -11,6 +11,7 @@ from ..artifacts.records import Manifest
 from ..contract import (
     HEAD_EMBEDDING,
     HEAD_HYBRID,
+    HEAD_MASKED,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_SPARSE,
@@ -26,6 +27,7 @@ TASKS = {
     HEAD_TOKENS: "token-classification",
     HEAD_SPANS: "question-answering",
     HEAD_EMBEDDING: "sentence-similarity",
+    HEAD_MASKED: "fill-mask",
     HEAD_SPARSE: "feature-extraction",
     HEAD_VECTORS: "feature-extraction",
     HEAD_HYBRID: "feature-extraction",
@@ -34,11 +36,25 @@ TASKS = {
 RANKING, ZERO_SHOT = "text-ranking", "zero-shot-classification"
 _LIBRARIES = {
     HEAD_EMBEDDING: "sentence-transformers",
+    HEAD_MASKED: "adtp-export",
     HEAD_SPARSE: "onnx",
     HEAD_VECTORS: "adtp-export",
     HEAD_HYBRID: "adtp-export",
 }
 """What reads exports of a head, where transformers.js does not. For sparse vectors that is any runtime."""
+_JAVASCRIPT = (
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "distilbert",
+    "electra",
+    "mpnet",
+    "deberta-v2",
+    "modernbert",
+    "eurobert",
+)
+"""Families whose classifiers transformers.js 4.3 has."""
 _OF_RERANKERS = ("sentence_transformers", "sbert_ce_default_activation_function")
 """Fields of configurations that sentence-transformers has written."""
 _LICENSE = ("license", "license_name", "license_link")
@@ -56,9 +72,10 @@ def metadata(manifest: Manifest, checkpoint: Path, config: Mapping[str, Any], re
             in place of the checkpoint's.
     """
     head = manifest.checkpoint.get("head", HEAD_SEQUENCE)
+    usual = "transformers.js" if manifest.checkpoint.get("backbone", "bert") in _JAVASCRIPT else "adtp-export"
     own = {
         "pipeline_tag": _task(manifest, config, head),
-        "library_name": _LIBRARIES.get(head, "transformers.js"),
+        "library_name": _LIBRARIES.get(head, usual),
         "tags": ["onnx", "adtp-export", *(["token-pruning"] if manifest.checkpoint["prune_sites"] else [])],
     }
     named = config.get("_name_or_path")
@@ -155,11 +172,15 @@ def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
     """Lines that say how to run it."""
     head, task = manifest.checkpoint.get("head"), fields["pipeline_tag"]
     vectors = head == HEAD_EMBEDDING
-    ours = task in (RANKING, TASKS[HEAD_SPANS], TASKS[HEAD_SPARSE])  # transformers.js has no such pipeline
+    ours = fields["library_name"] != "transformers.js" or task in (
+        RANKING,
+        TASKS[HEAD_SPANS],
+    )  # it has no such pipeline
     call = {
         RANKING: '.rank("a query", ["one text", "another"])',
         ZERO_SHOT: '.zero_shot(["a text"], ["one label", "another"])',
         TASKS[HEAD_SPANS]: '([("one text", "another")])',
+        TASKS[HEAD_MASKED]: '.fill_mask(["a text with a mask token, such as [MASK]"])',
     }.get(task, f'{_METHODS.get(str(head), "")}(["a text"])')
     python = [
         "## Use",

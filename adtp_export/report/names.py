@@ -9,6 +9,7 @@ from ..artifacts.records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, Manifest,
 from ..contract import (
     HEAD_EMBEDDING,
     HEAD_HYBRID,
+    HEAD_MASKED,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_SPARSE,
@@ -43,6 +44,7 @@ NAMES = {
     HEAD_SPANS: Names("logit", "answers", "Answers"),
     # That each vector is nearest to its own says little of vectors that are compared with one another.
     HEAD_EMBEDDING: Names("vector", "smallest cosine", "Nearest texts", "smallest_cosine"),
+    HEAD_MASKED: Names("logit", "best tokens", "Masked tokens"),
     HEAD_SPARSE: Names("weight", "smallest cosine", "Heaviest tokens", "smallest_cosine"),
     HEAD_VECTORS: Names("vector", "smallest cosine", "Texts", "smallest_cosine"),
     HEAD_HYBRID: Names("vector", "smallest cosine", "Nearest texts", "smallest_cosine"),

@@ -164,6 +164,8 @@ def _head(student: PrunedEncoder) -> of.Head:
             return _embedding(cast(PrunedEncoderForEmbedding, student))
         case contract.HEAD_SPARSE:
             _require(False, "sparse vectors", "all other heads")
+        case contract.HEAD_MASKED:
+            _require(False, "masked tokens, which are found by their ids", "all other heads")
         case contract.HEAD_VECTORS | contract.HEAD_HYBRID:
             _require(False, "vectors of tokens", "one vector of a text, classifiers, taggers and spans")
     _require(student.reads_first, "a classifier of the mean of all tokens", "one of the first token")

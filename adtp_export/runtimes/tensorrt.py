@@ -215,7 +215,7 @@ def _build(
     shapes = builder.create_optimization_profile()
     for tensor in map(network.get_input, range(network.num_inputs)):
         if -1 in tuple(tensor.shape):  # else sizes are fixed
-            shapes.set_shape(tensor.name, *_range(tensor.name, len(tensor.shape), profile))
+            shapes.set_shape(tensor.name, *_range(tensor.name, tuple(tensor.shape), profile))
     config.add_optimization_profile(shapes)
     if flavor is RTX:
         config.num_compute_capabilities = len(gpus)
@@ -246,14 +246,14 @@ def _build(
     return engine, details | binaries.told(layers, gpus)
 
 
-def _range(name: str, rank: int, profile: Mapping[str, ShapeRange]) -> list[tuple[int, ...]]:
+def _range(name: str, shape: tuple[int, ...], profile: Mapping[str, ShapeRange]) -> list[tuple[int, ...]]:
     """Return the smallest, the usual and the largest shape of an input; packed ones hold any number of tokens up to the largest."""
     batch, seq = profile["batch"], profile["seq"]
-    if rank == 2:
+    if shape == (-1, -1):
         return [(batch.min, seq.min), (batch.opt, seq.opt), (batch.max, seq.max)]
-    if name == CU_SEQLENS:
+    if name.startswith(CU_SEQLENS):
         return [(2,), (batch.opt + 1,), (batch.max + 1,)]
-    return [(1,), (batch.opt * seq.opt,), (batch.max * seq.max,)]
+    return [(tokens, *shape[1:]) for tokens in (1, batch.opt * seq.opt, batch.max * seq.max)]
 
 
 def _parse(trt: Any, flavor: Flavor, parser: Any, network: Any, path: Path, attention: str) -> list[Any]:

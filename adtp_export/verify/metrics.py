@@ -16,12 +16,14 @@ from ..contract import (
     END_LOGITS,
     HEAD_EMBEDDING,
     HEAD_HYBRID,
+    HEAD_MASKED,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_SPARSE,
     HEAD_TOKENS,
     HEAD_VECTORS,
     LOGITS,
+    MASK_LOGITS,
     OUTPUTS,
     SENTENCE_EMBEDDING,
     SEQUENCE,
@@ -30,7 +32,7 @@ from ..contract import (
     TOKEN_EMBEDDINGS,
 )
 from ..data.windows import TextWithOffsets, Windows
-from ..inference.answers import embedding, sequence, spans, tokens, vectors
+from ..inference.answers import embedding, masked, sequence, spans, tokens, vectors
 
 AGREEMENT, SMALLEST_COSINE, SIMILARITY_KEPT = "agreement", "smallest_cosine", "similarity_kept"
 """Names of what `TaskMetric.agreement_with` says."""
@@ -256,6 +258,23 @@ class SparseMetric(EmbeddingMetric):
     reads = (SPARSE_EMBEDDING,)
 
 
+class MaskedMetric(TaskMetric):
+    """Logits of masked tokens. Nobody says which are right, so texts have no labels."""
+
+    head = HEAD_MASKED
+    reads = (MASK_LOGITS,)
+
+    def part(self, stays: np.ndarray) -> MaskedMetric:
+        return self
+
+    def agreement_with(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
+        same = [masked.agreement(row[MASK_LOGITS], own[MASK_LOGITS]) for row, own in zip(rows, expected, strict=True)]
+        return {AGREEMENT: float(np.concatenate(same).mean())}
+
+    def quality(self, rows: Sequence[Outputs]) -> dict[str, float]:
+        return {}
+
+
 class VectorsMetric(TaskMetric):
     """Vectors of tokens, text by text. Nobody says which are right, so texts have no labels."""
 
@@ -299,6 +318,7 @@ def default(head: str, problem_type: str | None, names: Mapping[Any, str]) -> Ta
         HEAD_SEQUENCE: SequenceMetric(problem_type),
         HEAD_SPANS: SpansMetric(),
         HEAD_EMBEDDING: EmbeddingMetric(),
+        HEAD_MASKED: MaskedMetric(),
         HEAD_SPARSE: SparseMetric(),
         HEAD_VECTORS: VectorsMetric(),
         HEAD_HYBRID: HybridMetric(),

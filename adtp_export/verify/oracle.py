@@ -22,6 +22,7 @@ from ..contract import (
     INPUT_IDS,
     LAST_HIDDEN_STATE,
     LOGITS,
+    MASK_LOGITS,
     OUTPUTS,
     SPARSE_EMBEDDING,
 )
@@ -30,6 +31,7 @@ from ..data.tokenize import Batch
 from ..errors import VerificationError
 from ..model.encoder import PrunedEncoder
 from ..model.heads import pooled
+from ..model.heads.masked import PrunedEncoderForMasked
 from ..model.heads.sparse import PrunedEncoderForSparse
 from . import metrics, rounding
 from .loss import Loss, lost
@@ -262,6 +264,9 @@ def _plain(student: PrunedEncoder, inputs: Mapping[str, Tensor], live: Tensor) -
     ):  # then transformers' classifiers take one text at a time
         states: Tensor = student.dense.base_model(**inputs).last_hidden_state
         return {LOGITS: student.backbone.classifier(pooled(states, live, "last"))}
+    if isinstance(student, PrunedEncoderForMasked):
+        states = student.dense.base_model(**inputs).last_hidden_state
+        return {MASK_LOGITS: student.predict(states, live & (inputs[INPUT_IDS] == student.asked_id))}
     if isinstance(student, PrunedEncoderForSparse):  # all logits of long texts at once would take gigabytes
         return {SPARSE_EMBEDDING: student.weigh(student.dense.base_model(**inputs).last_hidden_state, live)}
     said: Any = student.dense(**inputs, return_dict=True)

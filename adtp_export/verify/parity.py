@@ -215,7 +215,7 @@ def _failures(
         if spoiled.any():
             failures.append(f"{name}: not 0 in the padding of row {row0 + int(np.argwhere(spoiled)[0, 0])}")
     if alike.any() and (worst := float(off[alike].max())) > oracle.tolerances[name]:
-        bad = int(np.flatnonzero(alike)[off[alike].max(1).argmax()])
+        bad = int(np.flatnonzero(alike)[off[alike].reshape(alike.sum(), -1).max(1).argmax()])
         column = f", token {off[bad].argmax()}" if _per_token(oracle, name) else ""
         failures.append(
             f"{name}: off by {worst:.3g} in row {row0 + bad}{column}, allowed are {oracle.tolerances[name]:.3g}; "

@@ -61,14 +61,14 @@ def _btp(stage: BtpStage, scores: np.ndarray, states: np.ndarray, spread: np.nda
         return Choice(_copies(n, attended), margin, scores)
     unit = states / np.linalg.norm(states, axis=1, keepdims=True)
     distances = 1 - unit @ unit.T
-    diverse, closest = _far([], int(keep * stage.diverse), distances)
+    diverse, closest = far([], int(keep * stage.diverse), distances)
     twice = [place for place in attended if place in diverse] if stage.twice else []
     picked = list(dict.fromkeys([*attended, *diverse]))
     room = keep - len(picked) - len(twice)
     turn = spread[np.arange(n) % len(spread)]
     on_grid = [p for p in np.argsort(turn, kind="stable").tolist() if turn[p] < stage.spatial and p not in picked]
     picked += on_grid[:room]
-    rest, closer = _far(picked, keep - len(picked) - len(twice), distances)
+    rest, closer = far(picked, keep - len(picked) - len(twice), distances)
     return Choice(_copies(n, [*picked, *rest, *twice]), min(margin, closest, closer), scores, distances)
 
 
@@ -84,7 +84,7 @@ def _best(scores: np.ndarray, places: list[int], count: int) -> tuple[list[int],
     return ranked[:count], float(scores[ranked[count - 1]] - scores[ranked[count]])
 
 
-def _far(picked: list[int], count: int, distances: np.ndarray) -> tuple[list[int], float]:
+def far(picked: list[int], count: int, distances: np.ndarray) -> tuple[list[int], float]:
     """Pick so many places, each the one whose nearest of those picked is farthest; return them, and the smallest lead."""
     found: list[int] = []
     margin = np.inf

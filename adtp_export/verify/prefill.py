@@ -1,14 +1,13 @@
 """The oracle of models that generate text, and the verdict on their files.
 
 It reads one prompt at a time, with whole matrices of scores and choices in plain loops, in fp64, and in fp32 beside that. A target may
-be off by what `verify.rounding` says: its formula holds here with logits for rows. A prompt whose tokens differ is excused where the
-closest choice of that stage is within rounding.
+be off by what `verify.rounding` says: its formula holds here, with a row for each token that logits are given of. Every draw follows
+fp64 in the tokens that stay, so each says something. A prompt whose tokens differ is excused where the closest choice of that stage is
+within rounding.
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,12 +25,14 @@ from ..contract import (
     ROWS,
     entered,
 )
+from ..errors import VerificationError
 from ..inference.generation import after_prefill, after_step
 from ..model.backbones.base import AttentionParts
 from ..model.decoder import Decoder
-from ..model.vision import language_model
+from ..model.sequences import at_least_fp32
+from .oracle import DTYPES
 from .plain_choice import Choice, choose
-from .rounding import MULTIPLE, draws_for, rounded_anew
+from .rounding import MULTIPLE, TYPED_MULTIPLE, draws_for, joined, rounded_anew
 
 Run = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 """A file: arrays by name in and out."""
@@ -60,14 +61,13 @@ class Oracle:
     """A decoder of a precision, one prompt at a time."""
 
     def __init__(self, decoder: Decoder, dtype: torch.dtype) -> None:
-        self.model, self.dtype = copy.deepcopy(decoder.model).to(dtype), dtype
-        own = type(decoder.backbone)(language_model(self.model))
-        self.decoder = dataclasses.replace(decoder, model=self.model, backbone=own)
+        self.decoder, self.dtype = decoder.copy(dtype), dtype
+        self.model = self.decoder.model
         self.stages = {stage.layer: stage for stage in decoder.stages}
 
     @torch.no_grad()
-    def read(self, prompt: Prompt, tokens: Sequence[int] | None, steps: int = 0) -> Reading:
-        """Read a prompt, and then these tokens, or so many greedy ones."""
+    def read(self, prompt: Prompt, steps: int = 0, like: Reading | None = None) -> Reading:
+        """Read a prompt and so many greedy tokens; like: another reading, whose image tokens stay and whose tokens follow."""
         backbone, told = self.decoder.backbone, Reading()
         x, image = prompt.states.to(self.dtype), prompt.image
         positions = rows = torch.arange(len(x))
@@ -80,7 +80,8 @@ class Oracle:
                 assert asked is not None
                 choice = choose(stage, asked[image], x[image], int(prompt.image.sum()), self.decoder.spread)
                 copies = torch.ones(len(x), dtype=torch.int64)
-                copies[image] = torch.tensor(choice.copies)
+                follows = choice if like is None else like.choices[len(told.choices)]
+                copies[image] = torch.tensor(follows.copies)
                 x, positions, image, rows = (t.repeat_interleave(copies, 0) for t in (x, positions, image, rows))
                 positions = torch.arange(len(x)) if stage.renumbers else positions
                 told.rows.append(rows.numpy())
@@ -90,8 +91,8 @@ class Oracle:
             x = self._layer(i, x, positions, told)
             told.positions.append(positions)
         told.logits.append(self._logits(x))
-        for number in range(steps if tokens is None else len(tokens)):
-            token = int(told.logits[-1].argmax()) if tokens is None else tokens[number]
+        for number in range(steps):
+            token = int((told if like is None else like).logits[number].argmax())
             told.logits.append(self._step(token, told))
         return told
 
@@ -103,7 +104,7 @@ class Oracle:
 
     def _asked(self, parts: AttentionParts, x: Tensor, positions: Tensor, softmax: bool) -> Tensor:
         q, k, _ = self._qkv(parts, x, positions)
-        scores = torch.einsum("nd,tnd->nt", q[-1], k) * parts.scale
+        scores = torch.einsum("nd,tnd->nt", at_least_fp32(q[-1]), at_least_fp32(k)) * parts.scale
         return (scores.softmax(-1) if softmax else scores).mean(0)
 
     def _layer(self, i: int, x: Tensor, positions: Tensor, told: Reading) -> Tensor:
@@ -139,37 +140,74 @@ class Oracle:
         return result
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What the oracle says of prompts. exact: fp64. error: e of logits; choice_errors: e of what each stage goes by."""
+    """What the oracle says of prompts. exact: fp64. error: e of logits; choice_errors: e of what each stage goes by. precision: that these
+    are of. multiple: how many times these a target may be off.
+    """
 
     prompts: Sequence[Prompt]
     exact: Sequence[Reading]
     error: float
     choice_errors: np.ndarray
+    precision: str
+    multiple: float
 
 
 def expect(decoder: Decoder, prompts: Sequence[Prompt], steps: int) -> Expected:
-    """Read prompts in fp64 with greedy steps, and say how far fp32 is off."""
-    oracle, rounded = Oracle(decoder, torch.float64), Oracle(decoder, torch.float32)
-    exact = [oracle.read(prompt, None, steps) for prompt in prompts]
-    forced = [[int(logits.argmax()) for logits in reading.logits[:-1]] for reading in exact]
-    runs = [[rounded.read(p, tokens) for p, tokens in zip(prompts, forced)]]
-    for seed in range(draws_for(len(prompts) * (steps + 1))):
+    """Read prompts in fp64 with greedy steps, and say how far fp32 is off where it reads the same tokens."""
+    oracle = Oracle(decoder, torch.float64)
+    exact = [oracle.read(prompt, steps) for prompt in prompts]
+    return _bounded(prompts, exact, Oracle(decoder, torch.float32), "fp32")
+
+
+def for_precision(expected: Expected, rounded: Decoder, precision: str) -> Expected:
+    """Return the same answers with the error bounds of a lower precision.
+
+    Args:
+        rounded: the decoder in fp32, or with products that round as INT8 ones do. precision: a name; fp16 and bf16 are computed in.
+
+    Raises:
+        VerificationError: its logits are not finite.
+    """
+    found = _bounded(expected.prompts, expected.exact, Oracle(rounded, DTYPES.get(precision, torch.float32)), precision)
+    if not np.isfinite([found.error, *found.choice_errors]).all():
+        raise VerificationError(
+            f"PyTorch overflows in {precision} on random prompts, so no file can be compared with it. bf16 has fp32's range; "
+            "type: --precision bf16"
+        )
+    return found
+
+
+def _bounded(prompts: Sequence[Prompt], exact: Sequence[Reading], rounded: Oracle, precision: str) -> Expected:
+    runs = [_off(rounded, prompts, exact)]
+    for seed in range(draws_for(len(prompts) * len(exact[0].logits))):
         with rounded_anew(rounded.model, seed):
-            runs.append([rounded.read(p, tokens) for p, tokens in zip(prompts, forced)])
-    off, scale = 0.0, 0.0
-    choices = np.zeros(len(decoder.stages))
-    unit = torch.finfo(torch.float32).eps
-    for reading, others in zip(exact, zip(*runs)):
-        scale = max(scale, *(float(logits.abs().max()) for logits in reading.logits))
-        for other in others:
-            parted = first_difference(reading.rows, other.rows)
-            for i, (own, found) in enumerate(zip(reading.choices[:parted], other.choices)):
-                choices[i] = max(choices[i], own.error_of(found), unit * own.size)
-            if parted == len(decoder.first_layers):
-                off = max(off, *(float((a - b).abs().max()) for a, b in zip(reading.logits, other.logits)))
-    return Expected(prompts, exact, max(off, unit * scale), choices)
+            runs.append(_off(rounded, prompts, exact))
+    unit = torch.finfo(rounded.dtype).eps
+    logits, choices = (joined(first, further) for first, *further in zip(*runs))
+    largest = max(float(each.abs().max()) for reading in exact for each in reading.logits)
+    # What decides is computed in fp32 at least.
+    floor = torch.finfo(torch.float32).eps
+    sizes = np.array([[floor * choice.size for choice in reading.choices] for reading in exact])
+    return Expected(
+        prompts=prompts,
+        exact=exact,
+        error=max(float(logits.max()), unit * largest),
+        choice_errors=np.maximum(choices, sizes).max(0),
+        precision=precision,
+        multiple=MULTIPLE if precision == "fp32" else TYPED_MULTIPLE,
+    )
+
+
+def _off(rounded: Oracle, prompts: Sequence[Prompt], exact: Sequence[Reading]) -> tuple[np.ndarray, np.ndarray]:
+    """Return how far one run is from fp64: of logits, ``(prompts, steps + 1)``, and of what each stage goes by, ``(prompts, stages)``."""
+    logits, choices = [], []
+    for prompt, reading in zip(prompts, exact):
+        found = rounded.read(prompt, len(reading.logits) - 1, like=reading)
+        logits.append([float((a - b).abs().max()) for a, b in zip(reading.logits, found.logits)])
+        choices.append([own.error_of(other) for own, other in zip(reading.choices, found.choices)])
+    return np.array(logits), np.array(choices)
 
 
 def first_difference(rows: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> int:
@@ -194,7 +232,7 @@ def compare(decoder: Decoder, expected: Expected, prefill: Run, step: Run) -> Pa
         parted = first_difference(reading.rows, found)
         kept.append(np.mean([np.array_equal(a, b) for a, b in zip(reading.rows, found)]))
         if parted < len(layers):
-            margin, bound = reading.choices[parted - 1].margin, MULTIPLE * expected.choice_errors[parted - 1]
+            margin, bound = reading.choices[parted - 1].margin, expected.multiple * expected.choice_errors[parted - 1]
             flips.append(ExcusedFlip(number, f"{layers[parted]}.attention", margin, bound))
             if not margin < bound:
                 wrong = f"prompt {number} has other tokens from layer {layers[parted]} on, and that choice is clear ({margin:.2e})"
@@ -203,10 +241,10 @@ def compare(decoder: Decoder, expected: Expected, prefill: Run, step: Run) -> Pa
             row = answer[LOGITS][number]
             diffs.append(np.abs(row - logits.numpy()))
             agreed.append(int(row.argmax()) == int(logits.argmax()))
-    tolerance = MULTIPLE * expected.error
+    tolerance = expected.multiple * expected.error
     most = float(np.max(diffs)) if diffs else 0.0
     if wrong is None and not most <= tolerance:
-        wrong = f"logits differ by {most:.2e}, and fp32 by {expected.error:.2e}"
+        wrong = f"logits differ by {most:.2e}, and {expected.precision} by {expected.error:.2e}"
     return Parity(
         rows=len(prompts),
         rows_compared=len(prompts) - len(flips),

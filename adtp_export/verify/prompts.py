@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import torch
+from torch import nn
 
-from ..contract import IMAGE_FEATURES, INPUT_IDS, INPUTS_EMBEDS, PIXEL_VALUES, TILES
+from ..contract import IMAGE_FEATURES, IMAGE_KEPT, INPUT_IDS, INPUTS_EMBEDS, PIXEL_VALUES, TILES
 from ..model.decoder import Decoder
+from ..model.sequences import at_least_fp32
+from .oracle import DTYPES
+from .plain_choice import far
 from .prefill import Prompt, Run
-from .rounding import MULTIPLE
+from .rounding import MULTIPLE, TYPED_MULTIPLE, errors_of_network
 
 LENGTHS = (1, 17, 40, 64)
 """Tokens of prompts."""
@@ -53,15 +55,50 @@ def _pictures(decoder: Decoder) -> torch.Tensor:
 
 
 @torch.no_grad()
-def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None) -> str | None:
+def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None, precision: str = "fp32") -> str | None:
     """Say what is wrong with the states that come from ids, which have to be equal, and from pictures; None: nothing."""
     ids = torch.arange(decoder.backbone.config.vocab_size)
-    if not np.array_equal(embed({INPUT_IDS: ids.numpy()})[INPUTS_EMBEDS], decoder.embeddings(ids).numpy()):
+    dtype = DTYPES.get(precision, torch.float32)
+    if not np.array_equal(
+        embed({INPUT_IDS: ids.numpy()})[INPUTS_EMBEDS], decoder.embeddings(ids).to(dtype).float().numpy()
+    ):
         return "the embeddings of tokens differ"
     if vision is None:
         return None
-    pictures, own = _pictures(decoder), decoder.vision()
-    found = vision({PIXEL_VALUES: pictures.numpy()})[IMAGE_FEATURES]
-    exact = copy.deepcopy(own).double()(pictures.double()).numpy()
-    off, error = np.abs(found - exact).max(), np.abs(own(pictures).numpy() - exact).max()
-    return None if off <= MULTIPLE * error else f"features of pictures differ by {off:.2e}, and fp32 by {error:.2e}"
+    pictures, multiple = _pictures(decoder), MULTIPLE if precision == "fp32" else TYPED_MULTIPLE
+    exact, error = errors_of_network(decoder.vision(), pictures, dtype)
+    found = vision({PIXEL_VALUES: pictures.numpy()})
+    if decoder.kept_tokens:
+        kept = found[IMAGE_KEPT]
+        if failure := _other_choice(decoder, pictures, kept, precision):
+            return failure
+        exact = np.take_along_axis(exact, kept[:, :, None], 1)
+    off = np.abs(found[IMAGE_FEATURES] - exact).max()
+    return (
+        None if off <= multiple * error else f"features of pictures differ by {off:.2e}, and {precision} by {error:.2e}"
+    )
+
+
+def _other_choice(decoder: Decoder, pictures: torch.Tensor, kept: np.ndarray, precision: str) -> str | None:
+    """Say which picture keeps other tokens than fp64 chooses, where no rounding explains it."""
+    dtype = DTYPES.get(precision, torch.float32)
+    distances, error = errors_of_network(_Distances(decoder.vision()), pictures, dtype)
+    multiple = MULTIPLE if precision == "fp32" else TYPED_MULTIPLE
+    for number, (own, found) in enumerate(zip(distances, kept)):
+        places, margin = far([], decoder.kept_tokens, own)
+        if sorted(places) != found.tolist() and not margin < multiple * error:
+            return f"picture {number} keeps other image tokens, and that choice is clear ({margin:.2e})"
+    return None
+
+
+class _Distances(nn.Module):
+    """Distances between the image tokens of each picture, ``(images, n, n)``."""
+
+    def __init__(self, features: nn.Module) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        precise = at_least_fp32(self.features(pixel_values))
+        unit = precise / torch.linalg.vector_norm(precise, dim=-1, keepdim=True)
+        return 1 - unit @ unit.transpose(1, 2)

@@ -39,6 +39,7 @@ A row that parts from fp64 at one site computes another network from there on. O
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -103,18 +104,41 @@ def errors(run: Callable[[], Answer], student: nn.Module, exact: Answer, draws: 
             further.append(_distances(run(), exact))
     unit = torch.finfo(next(iter(plain.outputs.values())).dtype).eps
     sizes = [unit * decision.rule.sizes(decision.live) for decision in exact.decisions]
-    by_row = _joined(first.decisions, [each.decisions for each in further])
+    by_row = joined(first.decisions, [each.decisions for each in further])
     floor = np.array([size.numpy() for size in sizes]).reshape(len(sizes), 2)
     return plain, Errors(
         outputs={
             name: max(
-                float(_joined(first.outputs[name], [each.outputs[name] for each in further]).max(initial=0)),
+                float(joined(first.outputs[name], [each.outputs[name] for each in further]).max(initial=0)),
                 unit * float(exact.outputs[name].abs().max()),
             )
             for name in exact.outputs
         },
         decisions=np.maximum(by_row.max(2, initial=0), floor),
     )
+
+
+@torch.no_grad()
+def errors_of_network(
+    network: nn.Module, inputs: Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[np.ndarray, float]:
+    """Run a network in fp64 and in a precision.
+
+    Args:
+        network: in fp32, from one tensor to one, rows first in both.
+
+    Returns:
+        What fp64 says, and the error e of a value in the precision.
+    """
+    exact = copy.deepcopy(network).double()(inputs.double())
+    rounded, inputs = copy.deepcopy(network).to(dtype), inputs.to(dtype)
+    runs = [rounded(inputs)]
+    for seed in range(draws_for(len(inputs))):
+        with rounded_anew(rounded, seed):
+            runs.append(rounded(inputs))
+    first, *further = (_infinite((run.double() - exact).abs().flatten(1).amax(1)).numpy() for run in runs)
+    unit = torch.finfo(dtype).eps
+    return exact.numpy(), max(float(joined(first, further).max()), unit * float(exact.abs().max()))
 
 
 @contextlib.contextmanager
@@ -128,7 +152,7 @@ def rounded_anew(student: nn.Module, seed: int) -> Iterator[None]:
         moves = torch.rand(x.shape, generator=generator).sub_(0.5).mul_(2 * farthest)
         return (torch.addcmul(x, x, moves.to(x.dtype)), *others)
 
-    products = [module for module in student.modules() if isinstance(module, (nn.Linear, Decoder))]
+    products = [module for module in student.modules() if isinstance(module, (nn.Linear, nn.Conv2d, Decoder))]
     hooks = [module.register_forward_pre_hook(perturb, prepend=True) for module in products]
     try:
         yield
@@ -165,8 +189,8 @@ def _infinite(off: Tensor) -> Tensor:
     return off.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
-def _joined(first: np.ndarray, further: Sequence[np.ndarray]) -> np.ndarray:
-    """Return ``max(d_r0, s_r)`` for each row, 0 where none of its runs says anything."""
+def joined(first: np.ndarray, further: Sequence[np.ndarray]) -> np.ndarray:
+    """Return ``max(d_r0, s_r)`` for each row, 0 where none of its runs says anything: NaN is a run that says nothing of a row."""
     first = np.where(np.isnan(first), 0, first)
     if not further:
         return first

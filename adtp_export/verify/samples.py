@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from ..data.readers import Text
@@ -198,3 +200,22 @@ def make_batches(
         taken.append(row)
     batches.append(pad(taken, pad_id, names))
     return batches
+
+
+EACH = 7
+"""One token in so many is masked, as in the training of BERT."""
+
+
+def masks(tokens: np.ndarray) -> np.ndarray:
+    """Return how many tokens `masked` masks in texts of so many tokens, ``(texts,)`` both."""
+    return -(-np.maximum(tokens - 2, 1) // EACH)
+
+
+def masked(row: TokenizedText, mask_id: int) -> TokenizedText:
+    """Return a text with some of its tokens masked, if none is yet; never its first one, and its last one only where there are two."""
+    if mask_id in row.input_ids or len(row.input_ids) < 2:
+        return row
+    ids = list(row.input_ids)
+    for i in range(1, max(len(ids) - 1, 2), EACH):
+        ids[i] = mask_id
+    return dataclasses.replace(row, input_ids=ids)

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from ..contract import (
     HEAD_EMBEDDING,
     HEAD_HYBRID,
+    HEAD_MASKED,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_SPARSE,
@@ -19,6 +20,7 @@ from ..contract import (
     HEAD_VECTORS,
     INPUT_IDS,
     LOGITS,
+    MASK_LOGITS,
     SENTENCE_EMBEDDING,
     SPARSE_EMBEDDING,
     TOKEN_EMBEDDINGS,
@@ -26,7 +28,7 @@ from ..contract import (
 from ..data.tokenize import Batch, strings
 from ..errors import ellipsize
 from ..explain.records import Explanation, TokenView, Views
-from ..inference.answers import embedding, sparse, tokens
+from ..inference.answers import embedding, masked, sparse, tokens
 from ..inference.answers.sequence import SINGLE_LABEL, answers
 from .metrics import SpansMetric
 from .oracle import OracleBatch, OracleRun
@@ -183,6 +185,16 @@ def _weighed(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str])
     return answered
 
 
+def _filled(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
+    rows = oracle.answers
+
+    def answered(number: int) -> Mapping[str, Any]:
+        logits = masked.filled_rows(rows[number][MASK_LOGITS])
+        return {"answer": ", ".join(tokenizer.decode([int(i)]).strip() for i in logits.argmax(1))}
+
+    return answered
+
+
 def _vectors(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
     counts = [int(row[TOKEN_EMBEDDINGS].any(1).sum()) for row in oracle.answers]
     return lambda number: {"answer": f"{counts[number]} vectors"}
@@ -193,6 +205,7 @@ _ANSWERED: dict[str, Callable[[OracleRun, Tokenizer, Mapping[int, str]], Answere
     HEAD_TOKENS: _tags,
     HEAD_SPANS: _found,
     HEAD_EMBEDDING: _nearest,
+    HEAD_MASKED: _filled,
     HEAD_SPARSE: _weighed,
     HEAD_VECTORS: _vectors,
     HEAD_HYBRID: _nearest,

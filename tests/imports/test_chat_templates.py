@@ -128,7 +128,7 @@ LIMITS, SCORE = "sentence_bert_config.json", "1_LogitScore/config.json"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda directory: (directory / "chat_template.jinja").unlink(), "cannot be rendered: ValueError: .*chat_template is not set"),
+        (lambda directory: (directory / "chat_template.jinja").unlink(), "and the tokenizer has none; save it as chat_template.jinja"),
         (template("{{ messages[5].content }}{% for"), "cannot be rendered: TemplateSyntaxError"),
         (template("{{ messages[0].content }}"), "the content of the role 'document' is not in it. Accepted is one that puts a pair"),
         (template(TEMPLATE.replace("| first }}<|im_end|>", "| first | upper }}<|im_end|>")), "the content of the role 'document'"),

@@ -96,6 +96,22 @@ def test_sentence_transformers_own(tmp_path):
     assert least.student.config.vectors["normalize"] is False
 
 
+@pytest.mark.parametrize(
+    ("tasks", "counted"),
+    [(["query"], (1, 2)), ("document", (2, 1)), (["query", "document"], (1, 1)), ([], (2, 2)), (None, (2, 1))],
+    ids=str,
+)
+def test_words_are_skipped_where_the_directory_says(tmp_path, tasks, counted):
+    sides = open_checkpoint(write_multi_vector(tmp_path / "model", mask={"skiplist_tasks": tasks})).sides
+    assert tuple(sides.counts([700, PUNCTUATION[0]], name).sum() for name in ("query", "document")) == counted
+
+
+@pytest.mark.parametrize("tasks", [3, ["queries"], {"query": True}], ids=str)
+def test_other_tasks_are_refused(tmp_path, tasks):
+    with pytest.raises(InputError, match="skiplist_tasks is .*; accepted is a list of query and document"):
+        open_checkpoint(write_multi_vector(tmp_path / "model", mask={"skiplist_tasks": tasks}))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_was_read_survives_an_import(tmp_path, layout):
     from adtp_export import import_checkpoint

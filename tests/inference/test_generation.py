@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
             save_llava(work / "model")
             stages = [{**stage, "twice": False} if "spatial" in stage else stage for stage in STAGES["btp"]]
             (work / "btp.json").write_text(json.dumps({"method": "btp", "stages": stages}))
-            adtp_export.export(work / "model", work / "out", pruning=work / "btp.json")
+            adtp_export.export(work / "model", work / "out", pruning=work / "btp.json", precisions="fp16,int8")
             work.rename(base / "llava")
     return base / "llava"
 
@@ -66,7 +66,7 @@ def oracle_tokens(folder, pictures, steps):
             before, behind = (decoder.embeddings(torch.tensor(part)) for part in (ids[:place], ids[place + 1 :]))
             image = torch.zeros(len(ids) - 1 + len(features), dtype=torch.bool)
             image[place : place + len(features)] = True
-            reading = oracle.read(Prompt(torch.cat([before, features, behind]), image), None, steps - 1)
+            reading = oracle.read(Prompt(torch.cat([before, features, behind]), image), steps - 1)
             found.append([int(logits.argmax()) for logits in reading.logits])
     return found
 
@@ -80,6 +80,49 @@ def test_text_is_that_of_the_oracle(folder, pictures):
     assert found == [" ".join(f"w{token}" for token in row) for row in wanted]
     with pytest.raises(InputError, match="unknown option 'tokens'"):
         adtp_export.generate(folder / "out", None, ["w1"], tokens=1)
+
+
+@pytest.mark.parametrize("name", ["fp16", "int8-linear"])
+def test_lower_precisions(folder, pictures, name):
+    """Each is compared with PyTorch by the export; here, that its files run and that these are its own."""
+    found = Generator(folder / "out", target=f"onnxruntime-cpu-{name}")
+    precision = name.removesuffix("-linear")
+    assert {found._files["prefill.onnx"], found._files["step.onnx"]} == {
+        f"{x}.{precision}.onnx" for x in ("prefill", "step")
+    }
+    assert found._files["vision.onnx"] == ("vision.fp16.onnx" if name == "fp16" else "vision.onnx")
+    texts = whole(found.stream(pictures, PROMPTS, Sampling(max_new_tokens=4)), 2)
+    assert [len(text.split()) for text in texts] == [4, 4]
+
+
+@pytest.mark.slow  # its passes are those of INT8 and of fp16, and its choice is tested in PyTorch
+def test_bf16_and_patches_far_from_one_another(folder, pictures, tmp_path):
+    """A picture has as many tokens as DivPrune leaves, in fp16, too, whose vision has another file."""
+    manifest = adtp_export.export(folder / "model", tmp_path / "out", pruning="divprune", precisions="fp16,bf16")
+    assert {target.status for target in manifest.targets.values()} == {"verified"}
+    assert manifest.checkpoint["pruning"] == [{"method": "divprune", "kept_tokens": 1}]
+    for name in manifest.targets:
+        found = Generator(tmp_path / "out", target=name)
+        assert [each.shape for each in found.features(found.pictures(pictures))] == [(1, 32)] * 2
+        assert all(whole(found.stream(pictures, PROMPTS, Sampling(max_new_tokens=4)), 2))
+
+
+def test_caches_have_the_precision(folder, generator):
+    half = Generator(folder / "out", target="onnxruntime-cpu-fp16")
+    feed = {
+        "inputs_embeds": np.zeros((3, 32), np.float32),
+        "cu_seqlens": np.array([0, 3], np.int32),
+        "image": np.zeros(3, bool),
+    }
+    for found, dtype in ((half, np.float16), (generator, np.float32)):
+        answer = found._prefill.run(feed)
+        assert answer["present.3.key"].dtype == answer["present.0.value"].dtype == dtype
+        assert answer["logits"].dtype == np.float32
+
+
+def test_a_target_that_is_not_there(folder):
+    with pytest.raises(InputError, match="has onnxruntime-cpu-fp32, .*did you mean 'onnxruntime-cpu-fp32'"):
+        Generator(folder / "out", target="onnxruntime-cpu-fp3")
 
 
 def test_a_prompt_may_have_no_picture(generator, pictures):
@@ -265,8 +308,11 @@ def test_options_about_other_models_are_refused(folder):
     ("options", "told"),
     [
         ({"trt": True}, "--trt: got True, and models that generate text are exported for ONNX Runtime"),
-        ({"precisions": "fp16"}, "accepted for models that generate text is fp32"),
-        ({"pruning": "btq"}, "--pruning: got 'btq'; accepted are btp, btp-qwen, fastv, pyramiddrop, and JSON files"),
+        (
+            {"precisions": "fp8", "trt": True, "calibration_data": "texts.txt"},
+            "got fp8; accepted for models that generate text are fp32, fp16, bf16, int8",
+        ),
+        ({"pruning": "btq"}, "got 'btq'; accepted are btp, btp-qwen, fastv, pyramiddrop, divprune, and JSON files"),
     ],
 )
 def test_options_that_are_refused(folder, tmp_path, options, told):

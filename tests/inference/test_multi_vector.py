@@ -21,6 +21,7 @@ from adtp_export import maxsim
 from adtp_export.cli.run import command, make_parser
 from adtp_export.errors import InputError
 from adtp_export.inference.answers import vectors
+from adtp_export.integrations.ray.config import ScoringConfig
 from adtp_export.verify.oracle import MULTIPLE
 
 LONG = [*TEXTS, "", "word " * 80, "Hello, world! (yes); no."]
@@ -273,6 +274,30 @@ def test_what_the_command_prints(exports, capsys):
         "sparse": sparse.to_json(),
         "vectors": vectors.tolist(),
     }
+
+
+@pytest.mark.usefixtures("has_ray")
+def test_columns_of_a_table(exports):
+    """What Ray's workers write: documents with a vector for each token, and all three answers of a hybrid model."""
+    import pyarrow
+
+    from adtp_export.integrations.ray.answering import Answering
+
+    rows = pyarrow.table({"text": TEXTS})
+    _, late = exports("pylate")
+    found = Answering(late, ScoringConfig(), 2, False).table(rows, ["text"], "rows")
+    for row, own in zip(found["vectors"].to_pylist(), late.encode_document(TEXTS), strict=True):
+        assert np.array_equal(np.array(row, np.float32), own)
+    _, three = exports("bge-m3")
+    found = Answering(three, ScoringConfig(truncate_dim=5), 2, False).table(rows, ["text"], "rows").to_pylist()
+    for row, dense, sparse, tokens in zip(
+        found, *three.encode_hybrid(TEXTS, truncate_dim=5, batch_size=2), strict=True
+    ):
+        assert np.array_equal(np.array(row["vector"], np.float32), dense)
+        assert {name: row[name] for name in ("indices", "values")} == sparse.to_json()
+        assert np.array_equal(np.array(row["vectors"], np.float32), tokens)
+    with pytest.raises(InputError, match="truncate_dim: is for models with the head embedding or hybrid"):
+        Answering(late, ScoringConfig(truncate_dim=5), 2, False)
 
 
 def printed(capsys, *arguments):

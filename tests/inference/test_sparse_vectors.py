@@ -167,7 +167,7 @@ def test_tables_have_indices_and_values(encode):
     expected = [vector.to_json() for vector in encode.encode_sparse(TEXTS, max_active_dims=4)]
     assert [row["indices"] for row in found] == [row["indices"] for row in expected]
     with pytest.raises(
-        InputError, match="truncate_dim: is for models with the head embedding, and this one has sparse"
+        InputError, match="truncate_dim: is for models with the head embedding or hybrid, and this one has sparse"
     ):
         answering.Answering(encode, ScoringConfig(truncate_dim=4), 32, pairs=False)
 

@@ -2,20 +2,24 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from plain_models import CLASSES, SHAPE, add_tokenizer, edit_json, write_plain, write_pruned
 from safetensors.torch import load_file
+from templated_models import write_tokenizer
 from tiny_models import edit_weights
 from transformers import CamembertConfig
 
+from adtp_export.data.tokenize import encode
+from adtp_export.data.windows import encode_placed
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.imports import ReadOptions, open_checkpoint
 from adtp_export.model import registry
 from adtp_export.model.config import EmbeddingSettings
-from adtp_export.model.plain import head_of
+from adtp_export.model.plain import check_code, head_of
 from adtp_export.model.tokenizer import load_tokenizer
 from adtp_export.pipeline.companions import write_companions
 
@@ -139,6 +143,11 @@ def renamed(old, new, dtype=None):
             None,
             "'nvembed', a model with code of its own .auto_map., .* bert,",
         ),
+        (
+            {"model_type": "qwen2", "auto_map": CODE},
+            None,
+            "code.Model., which is never run here, .* own qwen2 reads: remove auto_map, and set is_causal to false if",
+        ),
         ({"model_type": "t5", "is_encoder_decoder": True}, None, "'t5' .an encoder-decoder.; accepted are 'adtp_bert'"),
         ({"model_type": "qwen3_moe"}, None, "'qwen3_moe' .it has mixture-of-experts layers.; accepted are 'adtp_bert'"),
         (
@@ -176,6 +185,20 @@ def test_what_is_no_encoder_here(tmp_path, fields, change, message):
     with pytest.raises(InputError, match=message) as raised:
         open_checkpoint(directory)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "mistral", "auto_map": CODE, "is_causal": False},
+        {"model_type": "gemma3_text", "auto_map": CODE, "use_bidirectional_attention": True},
+        {"model_type": "llama", "auto_map": {"AutoTokenizer": ["code.T", None]}},
+        {"model_type": "eurobert", "auto_map": CODE},
+    ],
+    ids=lambda fields: fields["model_type"],
+)
+def test_code_beside_a_model_that_says_what_its_tokens_see(fields):
+    check_code(fields, Path("config.json"))
 
 
 def test_an_adapter_beside_its_model(tmp_path):
@@ -226,6 +249,19 @@ def test_a_sentence_piece_model_needs_its_family_or_a_package(tmp_path):
         InputError, match="a SentencePiece model of 'bert'; converted are those of xlm-roberta, camembert"
     ):
         open_checkpoint(directory)
+
+
+def test_a_tokenizer_that_adds_no_token(tmp_path):
+    """As Qwen's: accepted for models that follow Llama; a text without any token is refused when it is read."""
+    write_tokenizer(tmp_path, None)
+    shape = {"vocab_size": 600, "max_position_embeddings": 64, "pad_token_id": None}
+    tokenizer = load_tokenizer(tmp_path, transformers.Qwen2Config(**shape))
+    for read in (encode, encode_placed):
+        with pytest.raises(InputError, match="got '' at index 1, for which the tokenizer gives no token; leave such"):
+            read(tokenizer, ["a film", ""], 64)
+        assert len(read(tokenizer, ["a film", ("", "ok")], 64)) == 2
+    with pytest.raises(InputError, match="gives no token for ''; accepted is one that adds a first token"):
+        load_tokenizer(tmp_path, transformers.BertConfig(**shape))
 
 
 def test_labels_are_of_classifiers_alone(tmp_path):

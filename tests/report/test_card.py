@@ -20,6 +20,7 @@ def manifest(packed_export):
         ("spans", {}, "question-answering", 'model([("one text", "another")])'),
         ("embedding", {}, "sentence-similarity", 'SentenceTransformer("a/b", backend="onnx")'),
         ("sparse", {}, "feature-extraction", 'model.encode_sparse(["a text"])'),
+        ("masked", {}, "fill-mask", "model.fill_mask(["),
         ("vectors", {}, "feature-extraction", 'model.encode_document(["a text"])'),
         ("hybrid", {}, "feature-extraction", 'model.encode_hybrid(["a text"])'),
         (
@@ -39,6 +40,14 @@ def test_cards_of_other_heads(manifest, tmp_path, head, config, task, use):
     text = card.render(manifest, fields, "a/b")
     assert use in text
     assert "# license: name that of your weights" in text
+
+
+@pytest.mark.parametrize(("backbone", "library"), [("qwen2", "adtp-export"), ("eurobert", "transformers.js")])
+def test_a_classifier_of_a_family_that_transformers_js_does_not_have(manifest, tmp_path, backbone, library):
+    manifest = dataclasses.replace(manifest, checkpoint={**manifest.checkpoint, "backbone": backbone})
+    fields = card.metadata(manifest, tmp_path, {}, None)
+    assert fields["library_name"] == library
+    assert ("```js" in card.render(manifest, fields, "a/b")) == (library == "transformers.js")
 
 
 OWN = "license: other\nlicense_name: open\nlicense_link: {}\nbase_model: a/b\n"

@@ -126,9 +126,11 @@ def test_a_file_for_packed_inputs_builds_with_the_plugin(packed_export):
 
 
 def test_ranges_of_packed_inputs_hold_every_batch_of_the_profile():
-    assert tensorrt._range("input_ids", 1, PROFILE) == [(1,), (16,), (128,)]
-    assert tensorrt._range("cu_seqlens", 1, PROFILE) == [(2,), (3,), (5,)]
-    assert tensorrt._range("input_ids", 2, PROFILE) == [(1, 1), (2, 8), (4, 32)]
+    assert tensorrt._range("input_ids", (-1,), PROFILE) == [(1,), (16,), (128,)]
+    assert tensorrt._range("cu_seqlens", (-1,), PROFILE) == [(2,), (3,), (5,)]
+    assert tensorrt._range("input_ids", (-1, -1), PROFILE) == [(1, 1), (2, 8), (4, 32)]
+    assert tensorrt._range("cu_seqlens.3", (-1,), PROFILE) == [(2,), (3,), (5,)]
+    assert tensorrt._range("past.3.key", (-1, 2, 8), PROFILE) == [(1, 2, 8), (16, 2, 8), (128, 2, 8)]
 
 
 @pytest.mark.parametrize(("flavor", "forms"), [(tensorrt.TENSORRT, ["", "packed"]), (tensorrt.RTX, [""])])

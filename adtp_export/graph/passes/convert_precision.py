@@ -7,7 +7,19 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
 
-from ...contract import DOMAIN, METADATA, PRECISION, PRUNERS, RECEIVED, RMS, ROTATE
+from ...contract import (
+    ASKED,
+    DOMAIN,
+    IMAGE_CUTS,
+    METADATA,
+    PAST,
+    PRECISION,
+    PRESENT,
+    PRUNERS,
+    RECEIVED,
+    RMS,
+    ROTATE,
+)
 from ...errors import InputError
 
 SUMS_OF_SQUARES = ("ReduceL2",)
@@ -18,7 +30,7 @@ class ConvertPrecision(InPlacePass):
     """Weights are stored in the type. LayerNormalization sums in fp32 (its stash_type), the attention body takes its
     softmax in fp32, and a pruner's scores are fp32 from its weights on: what they flow into follows, until it is indices. So
     are those made of what tokens received, which the attention operator gives in fp32. Queries and keys are turned by their positions in
-    fp32, between two casts.
+    fp32, between two casts, and image tokens chosen. Inputs stay in fp32, and caches have the type.
 
     Args:
         dtype: FLOAT16, where weights beyond its range are refused; or BFLOAT16, which has the range of fp32 and three significant digits.
@@ -29,6 +41,7 @@ class ConvertPrecision(InPlacePass):
 
     def call(self, model: ir.Model) -> PassResult:
         graph = model.graph
+        self._cast_inputs(graph)
         kept = self._kept_in_fp32(graph)
         for value in graph.initializers.values():
             if value.dtype == ir.DataType.FLOAT and value not in kept:
@@ -40,12 +53,26 @@ class ConvertPrecision(InPlacePass):
                     output.dtype = self.dtype
                     self._set_type(node)
         for i, output in enumerate(graph.outputs):
-            if output.dtype == self.dtype:
-                name, output.name = output.name, f"{output.name}/{self.dtype.name.lower()}"
-                graph.outputs[i] = _cast(output, ir.DataType.FLOAT, name)
+            wanted = self.dtype if (output.name or "").startswith(PRESENT) else ir.DataType.FLOAT
+            if output.dtype in (self.dtype, ir.DataType.FLOAT) and output.dtype != wanted:
+                name, output.name = output.name, f"{output.name}/{output.dtype.name.lower()}"
+                graph.outputs[i] = _cast(output, wanted, name)
                 graph.append(graph.outputs[i].producer())
         model.metadata_props[f"{METADATA}{PRECISION}"] = {"FLOAT16": "fp16", "BFLOAT16": "bf16"}[self.dtype.name]
         return PassResult(model, modified=True)
+
+    def _cast_inputs(self, graph: ir.Graph) -> None:
+        """A cache has the type, and other inputs stay in fp32: behind them stands a Cast, which like all nodes will give the type."""
+        for value in graph.inputs:
+            if value.dtype == ir.DataType.FLOAT and (value.name or "").startswith(PAST):
+                value.dtype = self.dtype
+            elif value.dtype == ir.DataType.FLOAT:
+                uses, result = list(value.uses()), _cast(value, ir.DataType.FLOAT, f"{value.name}/rounded")
+                for node, i in uses:
+                    node.replace_input_with(i, result)
+                producer = result.producer()
+                assert producer is not None
+                graph.insert_before(graph[0], producer)
 
     def _set_type(self, node: ir.Node) -> None:
         """Some nodes say in an attribute what type they give: zeros to scatter into, a mask made a number."""
@@ -102,7 +129,8 @@ class ConvertPrecision(InPlacePass):
         """Put a Cast after what turns queries and keys, and return these nodes. Like all others, they will give the type."""
         added = set()
         for value in [output for node in graph if _turns(node) for output in node.outputs]:
-            others = [(node, i) for node, i in value.uses() if not _turns(node)]
+            # The body of a loop is a part of the node that has it.
+            others = [(node, i) for node, i in value.uses() if node.graph is graph and not _turns(node)]
             if value.dtype == ir.DataType.FLOAT and others:
                 result = _cast(value, ir.DataType.FLOAT, f"{value.name}/rounded")
                 before, after = value.producer(), result.producer()
@@ -133,8 +161,9 @@ class ConvertPrecision(InPlacePass):
 
 
 def _turns(node: ir.Node) -> bool:
-    """Whether a node turns queries and keys, or is of a root mean square: between two casts, these compute in fp32."""
-    return any(part in (node.name or "") for part in (ROTATE, RMS))
+    """Whether a node turns queries and keys, is of a root mean square, or chooses image tokens: between casts, these compute in fp32."""
+    name = node.name or ""
+    return name.startswith(IMAGE_CUTS) or any(part in name for part in (ROTATE, RMS, ASKED))
 
 
 def _gives_received(node: ir.Node) -> bool:

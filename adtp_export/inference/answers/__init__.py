@@ -10,6 +10,7 @@ from types import ModuleType
 from ...contract import (
     HEAD_EMBEDDING,
     HEAD_HYBRID,
+    HEAD_MASKED,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_SPARSE,
@@ -17,13 +18,14 @@ from ...contract import (
     HEAD_VECTORS,
 )
 from ...errors import InputError, did_you_mean, quoted
-from . import embedding, sequence, spans, sparse, tokens, vectors
+from . import embedding, masked, sequence, spans, sparse, tokens, vectors
 
 HEADS: dict[str, ModuleType] = {
     HEAD_SEQUENCE: sequence,
     HEAD_TOKENS: tokens,
     HEAD_SPANS: spans,
     HEAD_EMBEDDING: embedding,
+    HEAD_MASKED: masked,
     HEAD_SPARSE: sparse,
     HEAD_VECTORS: vectors,
     HEAD_HYBRID: embedding,

@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow
 
-from ...contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS, VECTORS
+from ...contract import (
+    HEAD_EMBEDDING,
+    HEAD_HYBRID,
+    HEAD_MASKED,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_TOKENS,
+    HEAD_VECTORS,
+    VECTORS,
+)
 from ...data.readers import Text
 from ...errors import InputError, quoted
+from ...inference.multi_vector import Hybrid
 from ...inference.predictor import Predictor
 from .config import ScoringConfig
 
@@ -20,9 +32,9 @@ _PART = {"text": pyarrow.string(), "start": pyarrow.int64(), "end": pyarrow.int6
 _PARTS = pyarrow.list_(pyarrow.struct(list(_PART.items())))
 _ENTITIES = pyarrow.list_(pyarrow.struct([("label", pyarrow.string()), *_PART.items()]))
 _OF_VECTORS = {
-    "prompt_name": VECTORS,
-    "prompt": VECTORS,
-    "truncate_dim": (HEAD_EMBEDDING,),
+    "prompt_name": (*VECTORS, HEAD_VECTORS),
+    "prompt": (*VECTORS, HEAD_VECTORS),
+    "truncate_dim": (HEAD_EMBEDDING, HEAD_HYBRID),
     "max_active_dims": (HEAD_SPARSE,),
 }
 """What is asked of vectors, and the heads that give such."""
@@ -88,12 +100,20 @@ class Answering:
                 multi_label=asked.multi_label,
                 batch_size=self._size,
             )
+        if self._of.head == HEAD_MASKED:
+            raise InputError(
+                f"{self._of.directory.name} fills in masked tokens, and there is no column for that; type: adtp-run OUT --file FILE"
+            )
         self._check_vectors()
         shared: dict[str, Any] = {"prompt_name": asked.prompt_name, "prompt": asked.prompt, "batch_size": self._size}
         if self._of.head == HEAD_EMBEDDING:
             return self._of.encode(texts, **shared, truncate_dim=asked.truncate_dim)  # type: ignore[arg-type]
         if self._of.head == HEAD_SPARSE:
             return self._of.encode_sparse(texts, **shared, max_active_dims=asked.max_active_dims)  # type: ignore[arg-type]
+        if self._of.head == HEAD_VECTORS:
+            return self._of.encode_document(texts, **shared)  # type: ignore[arg-type]
+        if self._of.head == HEAD_HYBRID:
+            return self._of.encode_hybrid(texts, **shared, truncate_dim=asked.truncate_dim)  # type: ignore[arg-type]
         return self._of(
             texts,
             batch_size=self._size,
@@ -115,8 +135,14 @@ class Answering:
         head, number = self._of.head, pyarrow.float64()
         if head == HEAD_EMBEDDING:
             return {"vector": pyarrow.list_(pyarrow.float32(), answered.shape[1])}
+        weights = {"indices": pyarrow.list_(pyarrow.int32()), "values": pyarrow.list_(pyarrow.float32())}
         if head == HEAD_SPARSE:
-            return {"indices": pyarrow.list_(pyarrow.int32()), "values": pyarrow.list_(pyarrow.float32())}
+            return weights
+        if head == HEAD_VECTORS:
+            return {"vectors": _vectors_type(answered)}
+        if head == HEAD_HYBRID:
+            dense = pyarrow.list_(pyarrow.float32(), answered.dense.shape[1])
+            return {"vector": dense, **weights, "vectors": _vectors_type(answered.vectors)}
         if self._asked.labels is not None:
             return {
                 "labels": pyarrow.list_(pyarrow.string()),
@@ -142,8 +168,19 @@ class Answering:
         return {**own[head], "truncated": pyarrow.bool_()}
 
 
+def _vectors_type(answered: Sequence[np.ndarray]) -> pyarrow.DataType:
+    return pyarrow.list_(pyarrow.list_(pyarrow.float32(), answered[0].shape[1]))
+
+
 def _array(answers: Any, field: pyarrow.Field) -> pyarrow.Array:
     """Return one field of all answers."""
+    if isinstance(answers, Hybrid):
+        answers = {"vector": answers.dense, "vectors": answers.vectors}.get(field.name, answers.sparse)
+    if field.name == "vectors":
+        bounds = pyarrow.array(np.cumsum([0, *map(len, answers)]), pyarrow.int32())
+        flat = pyarrow.array(np.concatenate(answers).reshape(-1), pyarrow.float32())
+        size = field.type.value_type.list_size
+        return pyarrow.ListArray.from_arrays(bounds, pyarrow.FixedSizeListArray.from_arrays(flat, size))
     if pyarrow.types.is_fixed_size_list(field.type):
         return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(answers.reshape(-1)), field.type.list_size)
     values = [getattr(answer, field.name) for answer in answers]

@@ -108,6 +108,8 @@ FIELDS = (
 
 CAUSAL_FIELD = "is_causal"
 """transformers' field of any decoder, which makes it bidirectional."""
+BIDIRECTIONAL = "use_bidirectional_attention"
+"""Gemma's field for that."""
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2] if part.isdigit())
 """Of transformers, such as (5, 4)."""
 

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from ...errors import check_int
 from ..positions import Rotary
-from .base import CAUSAL_FIELD, Rms
+from .base import BIDIRECTIONAL, CAUSAL_FIELD, Rms
 from .llama import rotary
 from .qwen import Qwen3
 
-BIDIRECTIONAL = "use_bidirectional_attention"
 SCALAR = "query_pre_attn_scalar"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...contract import FROM_OTHERS, HEAD_HYBRID, HEAD_SPANS, HEAD_VECTORS
+from ...contract import FROM_OTHERS, HEAD_HYBRID, HEAD_MASKED, HEAD_SPANS, HEAD_VECTORS
 from ...errors import InputError
 from ...graph import strings
 from ...model.backbones.base import AttentionParts
@@ -140,6 +140,8 @@ class Capabilities:
     @property
     def packed_inputs(self) -> str | None:
         """A file whose inputs are packed, or of fixed sizes, which are packed as well."""
+        if self.checkpoint.student.config.head == HEAD_MASKED:
+            return "the model answers for masked tokens alone, and how many a text has is no fixed size"
         if self.checkpoint.student.expansion is None:
             return None
         return "the model fills queries up with tokens that are not attended to, and packed inputs have no place to say which these are"
@@ -147,7 +149,12 @@ class Capabilities:
     @property
     def triton(self) -> str | None:
         """Models of a Triton repository."""
-        if self.checkpoint.student.config.head not in (HEAD_VECTORS, HEAD_HYBRID):
+        head = self.checkpoint.student.config.head
+        if head == HEAD_MASKED:
+            return (
+                "the model fills in masked tokens, and the repository's models take no number of tokens to answer with"
+            )
+        if head not in (HEAD_VECTORS, HEAD_HYBRID):
             return None
         return "the model gives several vectors of each text, and the repository's models answer with one record each"
 
@@ -156,6 +163,8 @@ class Capabilities:
         """A file that takes texts."""
         if self.checkpoint.student.config.head == HEAD_SPANS:
             return "the model answers questions about a context, and the file takes single texts"
+        if self.checkpoint.student.config.head == HEAD_MASKED:
+            return "the model fills in masked tokens, and the file's tokenizer takes those for words"
         if self.checkpoint.sides is not None:
             return "the model tells queries from documents, and the file takes texts as they are"
         if self.checkpoint.template is not None:

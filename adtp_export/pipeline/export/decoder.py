@@ -19,7 +19,6 @@ from ...artifacts.records import (
     VERIFIED,
     Manifest,
     Note,
-    Parity,
     ShapeRange,
     Target,
     sha256,
@@ -37,23 +36,22 @@ from ...contract import (
 )
 from ...environment import versions
 from ...errors import InputError, MissingDependencyError, VerificationError, quoted
-from ...graph import program
-from ...graph.decoder import EXPORTS
 from ...imports import sentence_transformers
 from ...inference.chat import read_chat
 from ...io import read_json
 from ...model.checkpoint import read_config, weight_files
 from ...model.decoder import Decoder, check_images, generates, load_decoder
-from ...model.image_pruners import METHODS
+from ...model.image_pruners import DIVPRUNE, METHODS
 from ...model.tokenizer import TOKENIZER_FILES
 from ...model.vision import KINDS
 from ...options import options_of
 from ...report import markdown
 from ...runtimes import onnxruntime
 from ...targets.specs import CPU, TargetSpec
-from ...verify.prefill import Expected, compare, expect
+from ...verify.prefill import Expected, compare, expect, for_precision
 from ...verify.prompts import draw_prompts, failure_before_prefill
 from ..progress import Steps
+from .decoder_files import form_of, names_of, precisions_of, write_files, write_lower
 from .options import ExportOptions, default_out
 
 TAKEN = ("model_dir", "out", "force", "pruning", "precisions", "attention", "skip_parity_check")
@@ -106,7 +104,7 @@ def export_decoder(options: ExportOptions, steps: Steps) -> Manifest:
     with directory:
         with writing(out):
             _write_companions(decoder, directory.work)
-        _write_files(decoder, directory.work, metadata, steps)
+        write_files(decoder, directory.work, metadata, steps)
         targets, record = _targets(decoder, directory.work, options, steps)
         manifest = Manifest(
             versions=versions(),
@@ -130,6 +128,7 @@ def export_decoder(options: ExportOptions, steps: Steps) -> Manifest:
 
 
 def _check_options(options: ExportOptions) -> None:
+    precisions_of(options)
     for known in options_of(ExportOptions):
         if known.name not in TAKEN and getattr(options, known.name) != known.default:
             raise InputError(
@@ -140,21 +139,17 @@ def _check_options(options: ExportOptions) -> None:
         raise MissingDependencyError(
             "verification needs ONNX Runtime, which is not installed; type: pip install 'adtp-export[cpu]', or add --skip-parity-check"
         )
-    if tuple(options.precisions if not isinstance(options.precisions, str) else [options.precisions]) != ("fp32",):
-        raise InputError(
-            f"--precision: got {quoted(options.precisions)}; accepted for models that generate text is fp32"
-        )
 
 
 def _pruning(given: Any) -> Mapping[str, Any] | None:
     """Return what `--pruning` names: a method as published, or a file."""
     if given is None:
         return None
-    if str(given) in METHODS:
+    if str(given) in (*METHODS, DIVPRUNE):
         return {"method": str(given)}
     if not Path(given).is_file():
         raise InputError(
-            f"--pruning: got {quoted(str(given))}; accepted are {', '.join(METHODS)}, and JSON files with method and stages"
+            f"--pruning: got {quoted(str(given))}; accepted are {', '.join([*METHODS, DIVPRUNE])}, and JSON files with method and stages"
         )
     found = read_json(Path(given))
     if not isinstance(found, dict):
@@ -163,6 +158,8 @@ def _pruning(given: Any) -> Mapping[str, Any] | None:
 
 
 def _stages(decoder: Decoder) -> list[dict[str, Any]]:
+    if decoder.kept_tokens:
+        return [{"method": DIVPRUNE, "kept_tokens": decoder.kept_tokens}]
     return [dataclasses.asdict(stage) for stage in decoder.stages]
 
 
@@ -194,60 +191,72 @@ def _write_companions(decoder: Decoder, work: Path) -> None:
     (work / "config.json").write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _write_files(decoder: Decoder, work: Path, metadata: Mapping[str, Any], steps: Steps) -> None:
-    for name, make in EXPORTS.items():
-        if name != VISION_MODEL or decoder.image_token is not None:
-            with steps.step(f"export_{Path(name).stem}_s", f"exporting {name}"):
-                made = make(decoder, metadata)
-                with writing(work):
-                    program.save(made, work / name)
-
-
 def _targets(
     decoder: Decoder, work: Path, options: ExportOptions, steps: Steps
 ) -> tuple[dict[str, Target], dict[str, Any]]:
-    """Compare the files in ONNX Runtime, with its own nodes and with the operators of `plugins`, where these run here."""
+    """Write files of lower precisions, and compare all in ONNX Runtime: with its own nodes and with the operators of `plugins`, where these
+    run here."""
     chosen = {DECOMPOSED: "", PLUGIN: onnxruntime.operators_obstacle() or ""}
     wanted = [name for name in chosen if options.attention in (None, "auto", name)]
     if options.attention == PLUGIN and chosen[PLUGIN]:
         raise InputError(f"--attention plugin: {chosen[PLUGIN]}")
-    runnable = [name for name in wanted if not chosen[name]]
-    targets = {}
-    expected = None if options.skip_parity_check else _expected(decoder, work, steps)
-    for attention in runnable:
-        spec = TargetSpec(runtime="onnxruntime", device=CPU, precision="fp32", attention=attention)
-        parity: Parity | None = None
-        if expected is not None:
-            with steps.step(f"verify_{spec}_s", f"comparing {spec} with PyTorch"):
-                files = [
-                    onnxruntime.OnnxRuntimeEngine(work / name, plugin=attention == PLUGIN)
-                    for name in (PREFILL_MODEL, STEP_MODEL)
-                ]
-                parity = compare(decoder, expected, files[0].run, files[1].run)
-            if parity.failure:
-                raise VerificationError(f"{spec}: {parity.failure}")
-        status = UNVERIFIED if parity is None else VERIFIED if parity.rows_compared else INCONCLUSIVE
-        rows = {"text": "random prompts", "rows": parity.rows} if parity else {}
-        targets[str(spec)] = Target(
-            file=PREFILL_MODEL,
-            status=status,
-            attention=attention,
-            parity=parity,
-            details={"step": STEP_MODEL},
-            verification=rows,
-        )
+    targets: dict[str, Target] = {}
+    expected: Expected | None = None
+    for precision in precisions_of(options):
+        rounded = decoder if precision == "fp32" else write_lower(decoder, work, precision, steps)
+        if not options.skip_parity_check:
+            expected = _expected(decoder, rounded, precision, expected, steps)
+            _check_before_prefill(decoder, work, precision)
+        for attention in [name for name in wanted if not chosen[name]]:
+            spec = TargetSpec(
+                runtime="onnxruntime", device=CPU, precision=precision, form=form_of(precision), attention=attention
+            )
+            targets[str(spec)] = _target(decoder, work, spec, expected, steps)
     return targets, {"text": "random prompts", "rows": len(expected.prompts)} if expected else {}
 
 
-def _expected(decoder: Decoder, work: Path, steps: Steps) -> Expected:
-    """Return what PyTorch says of prompts; raises VerificationError where what they are made of is wrong already."""
-    with steps.step("oracle_s", "running PyTorch in fp32 and fp64"):
-        expected = expect(decoder, draw_prompts(decoder, STEPS), STEPS)
-    vision = onnxruntime.OnnxRuntimeEngine(work / VISION_MODEL).run if decoder.image_token is not None else None
-    embed = onnxruntime.OnnxRuntimeEngine(work / EMBED_MODEL).run
-    if failure := failure_before_prefill(decoder, embed, vision):
+def _target(decoder: Decoder, work: Path, spec: TargetSpec, expected: Expected | None, steps: Steps) -> Target:
+    names, parity = names_of(decoder, spec.precision), None
+    if expected is not None:
+        with steps.step(f"verify_{spec}_s", f"comparing {spec} with PyTorch"):
+            files = [
+                onnxruntime.OnnxRuntimeEngine(work / names[name], plugin=spec.attention == PLUGIN)
+                for name in (PREFILL_MODEL, STEP_MODEL)
+            ]
+            parity = compare(decoder, expected, files[0].run, files[1].run)
+        if parity.failure:
+            raise VerificationError(f"{spec}: {parity.failure}")
+    return Target(
+        file=names[PREFILL_MODEL],
+        status=UNVERIFIED if parity is None else VERIFIED if parity.rows_compared else INCONCLUSIVE,
+        attention=spec.attention,
+        parity=parity,
+        details={Path(name).stem: file for name, file in names.items() if name != PREFILL_MODEL},
+        verification={"text": "random prompts", "rows": parity.rows} if parity else {},
+    )
+
+
+def _expected(decoder: Decoder, rounded: Decoder, precision: str, before: Expected | None, steps: Steps) -> Expected:
+    """Return what PyTorch says of prompts; before: the same for another precision, whose answers in fp64 are kept."""
+    if before is None:
+        with steps.step("oracle_s", "running PyTorch in fp32 and fp64"):
+            return expect(decoder, draw_prompts(decoder, STEPS), STEPS)
+    with steps.step(f"oracle_{precision}_s", f"running PyTorch in {precision}"):
+        return for_precision(before, rounded, precision)
+
+
+def _check_before_prefill(decoder: Decoder, work: Path, precision: str) -> None:
+    """Raises VerificationError where what prompts are made of is wrong already."""
+    names = names_of(decoder, precision)
+    if precision != "fp32" and names[EMBED_MODEL] == EMBED_MODEL:
+        return  # seen already
+    run = {
+        name: onnxruntime.OnnxRuntimeEngine(work / names[name]).run
+        for name in (EMBED_MODEL, VISION_MODEL)
+        if name in names
+    }
+    if failure := failure_before_prefill(decoder, run[EMBED_MODEL], run.get(VISION_MODEL), precision):
         raise VerificationError(failure)
-    return expected
 
 
 def _chat_note(decoder: Decoder) -> tuple[Note, ...]:
@@ -268,9 +277,9 @@ def _chat_note(decoder: Decoder) -> tuple[Note, ...]:
 
 
 def _notes(decoder: Decoder) -> tuple[Note, ...]:
-    if not decoder.stages:
+    if not decoder.stages and not decoder.kept_tokens:
         return _chat_note(decoder)
-    before = ", ".join(str(stage.layer) for stage in decoder.stages)
+    before = ", ".join(str(stage.layer) for stage in decoder.stages) or "0 (all)"
     return (
         Note(
             f"image tokens leave before the layers {before}. Tasks that read text in pictures lose the most: measure yours on the pruned "

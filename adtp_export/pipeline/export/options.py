@@ -35,9 +35,8 @@ class ExportOptions(ReadOptions):
     update: bool = option(False, "add targets to an existing export of the same checkpoint")
 
     pruning: str | PathLike | None = option(None,
-        "which image tokens of a vision-language model leave inside its language model: btp, fastv or pyramiddrop as published for "
-        "LLaVA-1.5-7B, btp-qwen as for Qwen2.5-VL-7B, or a JSON file with method and stages (default: the field pruning of config.json, or "
-        "none)", "checkpoint",
+        "which image tokens of a vision-language model leave: a method as published for LLaVA-1.5-7B (btp, fastv, pyramiddrop, divprune) "
+        "or Qwen2.5-VL-7B (btp-qwen), or a JSON file with its settings (default: the field pruning of config.json, or none)", "checkpoint",
         metavar="NAME")
 
     precisions: str | Sequence[str] = option(("fp32",),

@@ -13,6 +13,7 @@ import numpy as np
 from ...artifacts.records import RANDOM_IDS, VERIFICATION, Note
 from ...contract import (
     ATTENTION_MASK,
+    HEAD_MASKED,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_SPARSE,
@@ -24,6 +25,7 @@ from ...data.rows import TextSource, TokenizedRows, read, tokenize
 from ...errors import InputError, did_you_mean, quoted
 from ...explain.student import explain, means
 from ...model.encoder import PrunedEncoder
+from ...model.heads.masked import PrunedEncoderForMasked
 from ...verify import metrics, random_ids, samples
 from ...verify.metrics import TaskMetric
 from ...verify.oracle import OracleRun, for_precision, run_oracle, typed
@@ -32,6 +34,10 @@ from .context import ExportContext
 
 if TYPE_CHECKING:
     from ...explain.records import Views
+
+
+LARGE = {HEAD_SPARSE: "sparse vectors", HEAD_MASKED: "logits"}
+"""What is as large as the vocabulary for a text, or a token of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +70,7 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
         source = text.file.name
     texts, labels = zip(*samples.shuffled(labelled), *((row, None) for row in others.values()))
     known = _known(labels, student.config, text) if text and text.label_column else None
-    checkpoint = run.checkpoint
-    longest, around = run.profile["seq"].max, checkpoint.template or checkpoint.sides
-    tokenized = tokenize(student.config.head, checkpoint.tokenizer, texts, longest, run.windows, around)
+    tokenized = _tokenized(run, texts)
     notes: tuple[str, ...] = ()
     if not rows:
         tokenized, notes = _affordable(student, tokenized.first(samples.MAX_TOKENS), source, text is not None)
@@ -106,6 +110,16 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
     return Verification(oracle, record, tuple(Note(note, VERIFICATION) for note in (*notes, *_fallen(oracle))), shown)
 
 
+def _tokenized(run: ExportContext, texts: Sequence[Any]) -> TokenizedRows:
+    """Tokenize texts as the student reads them; with some tokens masked where it answers for such."""
+    checkpoint, longest = run.checkpoint, run.profile["seq"].max
+    student, around = checkpoint.student, checkpoint.template or checkpoint.sides
+    found = tokenize(student.config.head, checkpoint.tokenizer, texts, longest, run.windows, around)
+    if not isinstance(student, PrunedEncoderForMasked):
+        return found
+    return dataclasses.replace(found, rows=[samples.masked(row, student.asked_id) for row in found.rows])
+
+
 def _affordable(
     student: PrunedEncoder, tokenized: TokenizedRows, source: str, of_file: bool
 ) -> tuple[TokenizedRows, tuple[str, ...]]:
@@ -113,14 +127,16 @@ def _affordable(
     into memory.
     """
     fitting, why, bound = tokenized, "the model is large", f"{samples.MAX_FLOPS:.0e} FLOPs"
-    if student.config.head == HEAD_SPARSE:
-        width = student.dense.config.vocab_size
-        fitting = tokenized.first(samples.MAX_WEIGHTS, lambda tokens: np.full(len(tokens), width))
+    if student.config.head in LARGE:
+        width, masks = student.dense.config.vocab_size, student.config.head == HEAD_MASKED
+        fitting = tokenized.first(
+            samples.MAX_WEIGHTS, lambda tokens: width * (samples.masks(tokens) if masks else np.ones(len(tokens)))
+        )
     found = fitting.first(samples.MAX_FLOPS, student.flops)
     if found.texts == tokenized.texts:
         return found, ()
     if found.texts == fitting.texts:
-        why, bound = "the model's sparse vectors are large", f"{samples.MAX_WEIGHTS:,} weights"
+        why, bound = f"the model's {LARGE[student.config.head]} are large", f"{samples.MAX_WEIGHTS:,} weights"
     more = "; to take more of them, type: --verify-rows N" if of_file else ""
     return found, (f"{why}, so it is verified on the first {found.texts} texts of {source}, {bound} in all{more}",)
 

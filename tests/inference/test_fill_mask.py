@@ -1,0 +1,99 @@
+"""`fill_mask`: what transformers' pipeline "fill-mask" gives, and what adtp-run and Ray make of it."""
+
+import json
+
+import numpy as np
+import pytest
+import transformers
+from plain_models import edit_json, write_plain
+
+import adtp_export
+from adtp_export.cli.run import command, make_parser
+from adtp_export.errors import InputError
+from adtp_export.inference.answers import masked
+from adtp_export.integrations.ray.config import ScoringConfig
+
+TEXTS = ["a good [MASK] indeed", "[MASK] was [MASK] [MASK], really", "the plot is [MASK]", "film " * 20 + "[MASK]"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A directory and its export, verified in two runtimes."""
+    folder = tmp_path_factory.mktemp("masked")
+    write_plain(folder / "model", "open", initializer_range=0.2)
+    manifest = adtp_export.export(folder / "model", folder / "out", head="masked", openvino=True)
+    statuses = {name: target.status for name, target in manifest.targets.items()}
+    assert statuses["onnxruntime-cpu-fp32"] == statuses["openvino-cpu-fp32"] == "verified"
+    return folder / "model", folder / "out"
+
+
+@pytest.mark.parametrize("target", ["onnxruntime-cpu-fp32", "openvino-cpu-fp32"])
+def test_answers_are_those_of_the_pipeline(model, target):
+    directory, out = model
+    pipeline = transformers.pipeline("fill-mask", model=str(directory), tokenizer=str(directory))
+    for asked in ({}, {"top_k": 3}, {"targets": ["good", "film"]}):
+        answers = adtp_export.load(out, target=target).fill_mask(TEXTS, batch_size=3, **asked)
+        for answer, expected in zip(answers, pipeline(TEXTS, **asked), strict=True):
+            rows = expected if isinstance(expected[0], list) else [expected]
+            for row, own in zip(answer.masks, rows, strict=True):
+                assert [vars(each) | {"score": None} for each in row] == [{**each, "score": None} for each in own]
+                np.testing.assert_allclose(
+                    [each.score for each in row], [each["score"] for each in own], rtol=0, atol=1e-5
+                )
+
+
+def test_of_equal_tokens_the_first_are_best():
+    found = masked.best(np.array([[1, 3, 3, 2.0]], np.float32), 3, None)
+    assert found.tokens.tolist() == [[1, 2, 3]]
+    assert masked.best(np.zeros((1, 4), np.float32), 9, np.array([2, 3])).scores.tolist() == [[0.25, 0.25]]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: m.fill_mask(["a [MASK]", "a film"]), r"texts: got no \[MASK\] at index 1; accepted are texts with"),
+        (lambda m: m.fill_mask("film " * 70 + "[MASK]"), r"no \[MASK\] at index 0 in the 64 tokens that are read"),
+        (lambda m: m.fill_mask("[MASK]", targets=["goodfilm"]), "targets: got 'goodfilm', which becomes 4 tokens"),
+        (lambda m: m.fill_mask("[MASK]", targets=[]), "targets: got none"),
+        (lambda m: m.fill_mask("[MASK]", top_k=0), "top_k must be an integer .* got 0"),
+        (lambda m: m(["a [MASK]"]), "a call is for .* has masked; type: .*fill_mask"),
+        (lambda m: m.encode(["a [MASK]"]), "encode is for .* has masked; type: .*fill_mask"),
+    ],
+    ids=["no mask", "mask cut off", "two tokens", "no target", "top_k", "call", "encode"],
+)
+def test_what_is_refused(model, call, message):
+    with pytest.raises(InputError, match=message):
+        call(adtp_export.load(model[1]))
+
+
+@pytest.mark.usefixtures("has_ray")
+def test_ray_has_no_column(model):
+    from adtp_export.integrations.ray.answering import Answering
+
+    with pytest.raises(
+        InputError, match="fills in masked tokens, and there is no column for that; type: adtp-run OUT --file"
+    ):
+        Answering(adtp_export.load(model[1]), ScoringConfig(), 8, False)
+
+
+def test_adtp_run(model, capsys):
+    assert command(make_parser().parse_args([str(model[1]), TEXTS[0], "--top-k", "2", "--kept"])) == 0
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (expected,) = adtp_export.load(model[1]).fill_mask(TEXTS[0], top_k=2)
+    assert answer["masks"] == expected.to_json()["masks"]
+    assert answer["kept"] == [True] * len(answer["tokens"])
+    with pytest.raises(InputError, match="--explain is for models with the head .* has masked; leave it out"):
+        command(make_parser().parse_args([str(model[1]), TEXTS[0], "--explain", str(model[0])]))
+
+
+def test_a_tokenizer_without_a_mask(model, tmp_path):
+    directory = write_plain(tmp_path / "model", "open")
+    edit_json(directory / "tokenizer_config.json", mask_token="[NONE]")
+    with pytest.raises(InputError, match=r"mask_token '\[NONE\]', which is no token of the tokenizer"):
+        adtp_export.export(directory, tmp_path / "out", head="masked")
+
+
+@pytest.mark.parametrize("option", [{"packed_inputs": True}, {"triton": "repository"}, {"with_tokenizer": True}])
+def test_forms_that_have_no_place_for_masks(model, tmp_path, option):
+    with pytest.raises(InputError, match="masked tokens"):
+        adtp_export.export(model[0], tmp_path / "out", head="masked", **option)
