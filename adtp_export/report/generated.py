@@ -74,7 +74,7 @@ def _picture(trace: Trace) -> str:
         f"href='data:image/png;base64,{base64.b64encode(png(tile)).decode('ascii')}'/>"
         for i, tile in enumerate(drawn.tiles)
     )
-    told = "<p>Each picture shows what enters the layers below it; patches that have left are dark.</p>"
+    told = "<p>Each picture shows what enters the layers that are named below it. Patches that have left are dark.</p>"
     if drawn.whole_last:
         told += "<p>The model reads the picture in tiles; the last one is the whole picture, small.</p>"
     if (drawn.cells < 0).sum() > 1:

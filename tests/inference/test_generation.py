@@ -1,6 +1,8 @@
 """A small LLaVA from its checkpoint to text: exported, verified, and run on ONNX Runtime alone."""
 
 import json
+import re
+from html import escape
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +22,7 @@ from adtp_export.inference.chat import Chat
 from adtp_export.inference.generation import Generator, Sampling, whole
 from adtp_export.inference.pixels import pixel_values, read_picture, resized
 from adtp_export.model.decoder import load_decoder
+from adtp_export.report.generated import left_out
 from adtp_export.verify.prefill import Oracle, Prompt
 
 PROMPTS = ["w1 w7 <image> w20 w9 w30", "w1 w44 <image> w5"]
@@ -52,8 +55,8 @@ def pictures():
     return [generator.integers(0, 256, shape, dtype=np.uint8) for shape in ((16, 16, 3), (40, 23, 3))]
 
 
-def oracle_tokens(folder, pictures, steps):
-    """Greedy tokens of the oracle in fp64, a list for each of `PROMPTS`."""
+def oracle_readings(folder, pictures, steps):
+    """What the oracle makes in fp64 of as many of `PROMPTS` as there are pictures, and of so many greedy tokens."""
     decoder = load_decoder(folder / "model", json.loads((folder / "btp.json").read_text()))
     settings = json.loads((folder / "model" / "preprocessor_config.json").read_text())
     pixels = torch.tensor(np.stack([pixel_values(picture, settings, 16) for picture in pictures]))
@@ -66,8 +69,7 @@ def oracle_tokens(folder, pictures, steps):
             before, behind = (decoder.embeddings(torch.tensor(part)) for part in (ids[:place], ids[place + 1 :]))
             image = torch.zeros(len(ids) - 1 + len(features), dtype=torch.bool)
             image[place : place + len(features)] = True
-            reading = oracle.read(Prompt(torch.cat([before, features, behind]), image), steps - 1)
-            found.append([int(logits.argmax()) for logits in reading.logits])
+            found.append(oracle.read(Prompt(torch.cat([before, features, behind]), image), steps - 1))
     return found
 
 
@@ -75,7 +77,7 @@ def test_text_is_that_of_the_oracle(folder, pictures):
     manifest = json.loads((folder / "out" / "manifest.json").read_text())
     assert {VISION_MODEL, EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, "report.md"} <= set(manifest["files"])
     assert {target["status"] for target in manifest["targets"].values()} == {"verified"}
-    wanted = oracle_tokens(folder, pictures, 12)
+    wanted = [[int(logits.argmax()) for logits in reading.logits] for reading in oracle_readings(folder, pictures, 12)]
     found = adtp_export.generate(folder / "out", pictures, PROMPTS, max_new_tokens=12)
     assert found == [" ".join(f"w{token}" for token in row) for row in wanted]
     with pytest.raises(InputError, match="unknown option 'tokens'"):
@@ -286,6 +288,38 @@ def test_the_command(folder, generator, pictures, tmp_path):
         "adtp-run", folder / "out", "--text", "w1 w2", "--text", "w3", "--max-new-tokens", 2, "--batch-size", 1
     )
     assert [json.loads(line)["text"] for line in two.stdout.splitlines()] == ["w1 w2", "w3"]
+
+
+def test_a_page_shows_which_patches_stayed(folder, pictures, tmp_path, capsys):
+    """Those that the oracle keeps; the rest is covered."""
+    np.save(tmp_path / "photo.npy", pictures[0])
+    asked = ["--image", str(tmp_path / "photo.npy"), "--text", PROMPTS[0], "--max-new-tokens", "3"]
+
+    def page(name, *more):
+        typed = [str(folder / "out"), *asked, *more, "--report", str(tmp_path / name)]
+        return run.command(run.make_parser().parse_args(typed))
+
+    assert page("run.html") == 0
+    text = (tmp_path / "run.html").read_text()
+    told = capsys.readouterr().out.strip()
+    assert len(told.split()) == 3
+    assert f"<div class=said>{escape(told)}</div>" in text
+    assert f"<div class=said>{escape(PROMPTS[0])}</div>" in text
+    (reading,) = oracle_readings(folder, pictures[:1], 1)
+    stayed = [np.isin(np.arange(2, 18), rows).reshape(4, 4) for rows in reading.rows]
+    assert [int(kept.sum()) for kept in stayed] == [16, 8, 4, 0]
+    assert [path in text for path in map(left_out, stayed)] == [True] * 4
+    assert re.findall(r"<td>Layer (\d)</td><td>(\d+)</td>", text) == [
+        (str(i), str(len(rows))) for i, rows in enumerate(reading.rows)
+    ]
+    assert set(re.findall(r"(?:href|src)='([^,']*)", text)) == {"data:image/png;base64", "#tile0"}
+    for wrong, said_then in (
+        (("run.pdf",), "accepted is a file that ends in .html"),
+        (("no/run.html",), "there is no directory"),
+        (("run.html", "--text", "w1", "--image", "photo.npy"), "got 2 texts; accepted is one"),
+    ):
+        with pytest.raises(InputError, match=f"--report: .*{said_then}"):
+            page(*wrong)
 
 
 def test_other_models_are_told_apart(folder, exported):
