@@ -43,14 +43,18 @@ def png(picture: np.ndarray) -> bytes:
 
 
 def _head(trace: Trace) -> str:
-    whole = sum(stage.layers * trace.entering[0].cache for stage in trace.entering)
+    first = trace.entering[0]
+    layers = sum(stage.layers for stage in trace.entering)
+    whole = layers * first.cache * (trace.per_picture + first.text) / (first.image + first.text)
     own = sum(stage.layers * stage.cache for stage in trace.entering)
     figures = [(_ms(trace.first_token), "until the first token, in the model's files")]
     if trace.step is not None:
         figures.append((_ms(trace.step), "for each further token, median"))
     if trace.per_picture:
-        figures.append((f"{_mean_image(trace) / trace.per_picture:.0%}", "of the image tokens, mean over layers"))
-        figures.append((f"{own / whole:.0%}", "of the cache that the first layer's length would need in all"))
+        figures.append(
+            (f"{_mean_image(trace) / trace.per_picture:.0%}", "of the image tokens enter a layer, on average")
+        )
+        figures.append((f"{own / whole:.0%}", "of the cache that the whole prompt would need"))
     tiles = "".join(f"<div><b>{escape(value)}</b><span>{escape(text)}</span></div>" for value, text in figures)
     return (
         f"<header>\n<h1>{escape(trace.model)}</h1>\n<p>The prompt was read by <code>{escape(trace.file)}</code>.</p>\n"
