@@ -55,8 +55,9 @@ def pictures():
     return [generator.integers(0, 256, shape, dtype=np.uint8) for shape in ((16, 16, 3), (40, 23, 3))]
 
 
-def oracle_readings(folder, pictures, steps):
-    """What the oracle makes in fp64 of as many of `PROMPTS` as there are pictures, and of so many greedy tokens."""
+@pytest.fixture(scope="module")
+def readings(folder, pictures):
+    """What the oracle makes in fp64 of each of `PROMPTS`, with 12 greedy tokens."""
     decoder = load_decoder(folder / "model", json.loads((folder / "btp.json").read_text()))
     settings = json.loads((folder / "model" / "preprocessor_config.json").read_text())
     pixels = torch.tensor(np.stack([pixel_values(picture, settings, 16) for picture in pictures]))
@@ -69,11 +70,11 @@ def oracle_readings(folder, pictures, steps):
             before, behind = (decoder.embeddings(torch.tensor(part)) for part in (ids[:place], ids[place + 1 :]))
             image = torch.zeros(len(ids) - 1 + len(features), dtype=torch.bool)
             image[place : place + len(features)] = True
-            found.append(oracle.read(Prompt(torch.cat([before, features, behind]), image), steps - 1))
+            found.append(oracle.read(Prompt(torch.cat([before, features, behind]), image), 11))
     return found
 
 
-def test_text_is_that_of_the_oracle(folder, pictures):
+def test_text_is_that_of_the_oracle(folder, pictures, readings):
     manifest = json.loads((folder / "out" / "manifest.json").read_text())
     assert {VISION_MODEL, EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, "report.md"} <= set(manifest["files"])
     assert {target["status"] for target in manifest["targets"].values()} == {"verified"}
@@ -290,7 +291,7 @@ def test_the_command(folder, generator, pictures, tmp_path):
     assert [json.loads(line)["text"] for line in two.stdout.splitlines()] == ["w1 w2", "w3"]
 
 
-def test_a_page_shows_which_patches_stayed(folder, pictures, tmp_path, capsys):
+def test_a_page_shows_which_patches_stayed(folder, pictures, readings, tmp_path, capsys):
     """Those that the oracle keeps; the rest is covered."""
     np.save(tmp_path / "photo.npy", pictures[0])
     asked = ["--image", str(tmp_path / "photo.npy"), "--text", PROMPTS[0], "--max-new-tokens", "3"]
@@ -305,12 +306,11 @@ def test_a_page_shows_which_patches_stayed(folder, pictures, tmp_path, capsys):
     assert len(told.split()) == 3
     assert f"<div class=said>{escape(told)}</div>" in text
     assert f"<div class=said>{escape(PROMPTS[0])}</div>" in text
-    (reading,) = oracle_readings(folder, pictures[:1], 1)
-    stayed = [np.isin(np.arange(2, 18), rows).reshape(4, 4) for rows in reading.rows]
+    stayed = [np.isin(np.arange(2, 18), rows).reshape(4, 4) for rows in readings[0].rows]
     assert [int(kept.sum()) for kept in stayed] == [16, 8, 4, 0]
     assert [path in text for path in map(left_out, stayed)] == [True] * 4
     assert re.findall(r"<td>Layer (\d)</td><td>(\d+)</td>", text) == [
-        (str(i), str(len(rows))) for i, rows in enumerate(reading.rows)
+        (str(i), str(len(rows))) for i, rows in enumerate(readings[0].rows)
     ]
     assert set(re.findall(r"(?:href|src)='([^,']*)", text)) == {"data:image/png;base64", "#tile0"}
     for wrong, said_then in (
