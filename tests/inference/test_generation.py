@@ -78,7 +78,7 @@ def test_text_is_that_of_the_oracle(folder, pictures, readings):
     manifest = json.loads((folder / "out" / "manifest.json").read_text())
     assert {VISION_MODEL, EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, "report.md"} <= set(manifest["files"])
     assert {target["status"] for target in manifest["targets"].values()} == {"verified"}
-    wanted = [[int(logits.argmax()) for logits in reading.logits] for reading in oracle_readings(folder, pictures, 12)]
+    wanted = [[int(logits.argmax()) for logits in reading.logits] for reading in readings]
     found = adtp_export.generate(folder / "out", pictures, PROMPTS, max_new_tokens=12)
     assert found == [" ".join(f"w{token}" for token in row) for row in wanted]
     with pytest.raises(InputError, match="unknown option 'tokens'"):
