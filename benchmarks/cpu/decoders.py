@@ -34,6 +34,8 @@ CONTENDERS = (OURS, SDPA, EAGER, OPENVINO)
 HOW = {"arrivals": 32, "single": 1, "sorted": 8}
 """How texts come, and texts in a batch."""
 MAX_TOKENS, SEED = 512, 0
+EXPORT = "export.json"
+"""Holds how much memory the export took at its peak."""
 TOLERANCE = 1e-4
 """Between vectors of length 1, element by element."""
 PACKAGES = ("sentence-transformers", "transformers", "optimum-intel", "openvino")
@@ -128,6 +130,8 @@ def write_modules(folder: Path, hidden_size: int) -> None:
 
 def prepare(folder: Path, options: argparse.Namespace) -> None:
     """Write everything that rounds need."""
+    import resource
+
     import adtp_export
     from adtp_export.data.readers import read_texts
 
@@ -140,6 +144,8 @@ def prepare(folder: Path, options: argparse.Namespace) -> None:
     (folder / "texts.json").write_text(json.dumps(mixed), encoding="utf-8")
     write_model(folder / "model", options.tokenizer, options.layers)
     adtp_export.export(folder / "model", folder / "out", seq="1:16:16")
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    (folder / EXPORT).write_text(json.dumps({"most_mb": most}), encoding="utf-8")
     code = (
         "import sys; from sentence_transformers import SentenceTransformer as M; "
         "M(sys.argv[1], backend='openvino', device='cpu', model_kwargs={'export': True}).save_pretrained(sys.argv[2])"
@@ -213,6 +219,7 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
     found = {
         "layers": fields["num_hidden_layers"],
         "texts": len(texts),
+        "export_most_mb": json.loads((folder / EXPORT).read_text(encoding="utf-8"))["most_mb"],
         "target": next(iter(read_manifest(folder / "out").targets)),
         "results": summary(done, len(texts)),
         "left_out": left_out,

@@ -23,11 +23,14 @@ def render_vectors(record: dict[str, Any]) -> str:
             slower = "" if name == OURS or not row else f" ({row['times_ours']:.1f}x)"
             cells.append(f"{per_second(row['texts_per_s'])}{slower}" if row else "")
         lines.append([*cells, f"{most:,}"])
-    versions, rounds = record["versions"], max(row["rounds"] for row in record["results"])
+    versions = record["versions"]
+    rounds = ", ".join(f"{how} {max(row['rounds'] for (kind, _), row in rows.items() if kind == how)}" for how in ways)
     told = ", ".join(f"{name} {versions[name]}" for name in NAMES if name in versions)
+    peak = record.get("export_most_mb")
+    exporting = f" The export took {peak:,} MB of memory at its peak." if peak else ""
     more = (
-        f"Texts per second; in brackets, how many times as long it takes. {record['layers']} layers, {record['texts']} texts, "
-        f"{rounds} round{'s' * (rounds > 1)}. `python -m benchmarks.cpu.decoders`; {place(record)}, {told}."
+        f"Texts per second; in brackets, how many times as long it takes. {record['layers']} layers, {record['texts']} texts; "
+        f"rounds: {rounds}.{exporting} `python -m benchmarks.cpu.decoders`; {place(record)}, {told}."
     )
     return f"{table(['contender', *ways, 'most memory, MB'], lines)}\n\n{more}"
 
