@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import InputError, ellipsize, needs_extras, quoted
-from ..io import read_json
+from ..io import read_document, read_json
 
-FILE, IN_JSON, SETTINGS = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
+FILE, IN_JSON, SETTINGS, TOKENS = (
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
 _HOMES = (IN_JSON, "processor_config.json", SETTINGS)
 """JSON files that have a template in the field `chat_template`; the first that has one counts."""
 _FIELD = "chat_template"
@@ -50,7 +55,7 @@ class Chat:
         except ImportError:
             raise
         except Exception as error:  # templates raise what they like
-            why = ellipsize(f"{type(error).__name__}: {error}")
+            why = ellipsize(f"{type(error).__name__}: {error}").rstrip(" .:")
             raise InputError(
                 f"the chat template cannot be rendered with {quoted(messages)}: {why}. Accepted are messages that it has places for, and "
                 "prompts that are written out as text"
@@ -95,8 +100,11 @@ def read_chat(find: Callable[[str], Path | None], parts: bool) -> Chat | None:
     """
     found: Any = None
     if (path := find(FILE)) is not None:
-        found = path.read_text(encoding="utf-8")
-    stored = {name: read_json(path) for name in _HOMES if (path := find(name)) is not None}
+        try:
+            found = read_document(path)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} is no readable text: {ellipsize(str(error))}") from error
+    stored = {name: read_json(path) for name in (*_HOMES, TOKENS) if (path := find(name)) is not None}
     settings = {name: fields for name, fields in stored.items() if isinstance(fields, dict)}
     found = found or next((own for fields in settings.values() if (own := fields.get(_FIELD))), None)
     if isinstance(found, list):  # several by name
@@ -104,7 +112,7 @@ def read_chat(find: Callable[[str], Path | None], parts: bool) -> Chat | None:
         found = named[0] if named else None
     if not isinstance(found, str):
         return None
-    return Chat(found, _special_tokens(settings.get(SETTINGS, {})), parts)
+    return Chat(found, _special_tokens({**settings.get(TOKENS, {}), **settings.get(SETTINGS, {})}), parts)
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -137,8 +145,8 @@ def _compiled(template: str) -> Any:
     def refuse(message: str) -> NoReturn:
         raise jinja2.TemplateError(message)
 
-    def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+    def to_json(value: Any, **settings: Any) -> str:
+        return json.dumps(value, **{"ensure_ascii": False, **settings})
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,59 +35,18 @@ from ..contract import (
     VISION_MODEL,
 )
 from ..data.truncate import unset
-from ..errors import InputError, check_int, did_you_mean, ellipsize, quoted
+from ..errors import InputError, did_you_mean, ellipsize, quoted
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
 from .chat import FILE, Chat, read_chat
 from .pixels import read_picture
+from .sampling import Sampling
 from .tiles import Prepared, prepared
 
 Prompt = str | Sequence[Mapping[str, Any]]
 """A text, or messages for the chat template."""
 UNFINISHED = "\ufffd"
 """What a tokenizer decodes bytes to that are no whole character yet."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How tokens are chosen: the likeliest where temperature is 0; else drawn from the likeliest that have `top_p` together.
-
-    Raises:
-        InputError: a value out of range.
-    """
-
-    max_new_tokens: int = 64
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_int("max_new_tokens", self.max_new_tokens, 1)
-        check_int("seed", self.seed, 0)
-        if not _is_number(self.temperature) or not 0 <= self.temperature <= 100:
-            raise InputError(f"temperature: got {quoted(self.temperature)}; accepted are numbers from 0 to 100")
-        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
-            raise InputError(f"top_p: got {quoted(self.top_p)}; accepted are numbers above 0, to 1")
-
-    def choose(self, logits: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Choose a token of each row of ``(B, V)``."""
-        if self.temperature == 0:
-            return logits.argmax(1)
-        # The greatest is 0, so that no temperature makes two of them infinite.
-        with np.errstate(over="ignore"):
-            scaled = (logits - logits.max(1, keepdims=True)).astype(np.float64) / self.temperature
-        return np.array([self._drawn(row, generator) for row in scaled])
-
-    def _drawn(self, logits: np.ndarray, generator: np.random.Generator) -> int:
-        order = np.argsort(-logits, kind="stable")
-        shares = np.exp(logits[order])
-        shares /= shares.sum()
-        shares[np.cumsum(shares) - shares >= self.top_p] = 0
-        return int(order[generator.choice(len(order), p=shares / shares.sum())])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def after_prefill(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,7 +222,7 @@ class Generator:
             images.append(is_image)
         if next(given, None) is not None:
             raise InputError(
-                "there are more images than prompts with a place for one; each such prompt has the image token once"
+                "there are more features than image tokens; accepted are as many, each (n, H), in the order of the prompts"
             )
         bounds = np.cumsum([0, *map(len, parts)]).astype(np.int32)
         return np.concatenate(parts), np.concatenate(images), bounds
@@ -278,6 +236,10 @@ class Generator:
             if (part := next(given, None)) is None:
                 raise InputError(
                     f"prompt {number} has a place for an image, and there is none; give one image for each such prompt"
+                )
+            if np.ndim(part) != 2 or np.shape(part)[1] != text.shape[1]:
+                raise InputError(
+                    f"features of prompt {number}: got the shape {np.shape(part)}; accepted is (n, {text.shape[1]}) for each image token"
                 )
             parts += [text[begin:place], part]
             is_part += [False, True]
@@ -332,7 +294,7 @@ class Generator:
     ) -> Iterator[list[str]]:
         """Generate as `generate` does; yield what each text goes on with, an empty string where that is nothing yet."""
         for name, value in (("images", images), ("texts", texts)):
-            if isinstance(value, (str, bytes, os.PathLike)):
+            if isinstance(value, (str, bytes, os.PathLike, Mapping)):
                 raise InputError(
                     f"{name}: got {quoted(str(value))} alone; accepted is a list, such as [{quoted(str(value))}]"
                 )

@@ -37,7 +37,7 @@ def read_picture(picture: object) -> np.ndarray:
         except Exception as error:  # Pillow raises many kinds for damaged files
             raise InputError(f"{path} is no picture that can be read: {ellipsize(str(error))}") from error
     elif hasattr(picture, "convert"):
-        picture = picture.convert("RGB")
+        picture = _on_white(picture)
     array = np.asarray(picture)
     if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or 0 in array.shape:
         raise InputError(
@@ -52,7 +52,17 @@ def _opened(path: Path) -> np.ndarray:
     with needs_extras(f"reading {path.name}"):
         from PIL import Image, ImageOps
     with Image.open(path) as opened:
-        return np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
+        return _on_white(ImageOps.exif_transpose(opened))
+
+
+def _on_white(picture: Any) -> np.ndarray:
+    """Turn a Pillow image into ``(height, width, 3) uint8``; white is behind what is transparent, as in transformers."""
+    if "A" not in picture.getbands() and picture.info.get("transparency") is None:
+        return np.asarray(picture.convert("RGB"))
+    from PIL import Image
+
+    own = picture.convert("RGBA")
+    return np.asarray(Image.alpha_composite(Image.new("RGBA", own.size, "white"), own).convert("RGB"))
 
 
 def pixel_values(picture: np.ndarray, settings: Mapping[str, Any], side: int) -> np.ndarray:
@@ -68,8 +78,7 @@ def pixel_values(picture: np.ndarray, settings: Mapping[str, Any], side: int) ->
     if settings.get("do_pad"):
         raise InputError("preprocessor_config.json: got do_pad true; accepted is false: pictures are cut to a square")
     if settings.get("do_resize", True):
-        wanted = settings.get("size", {"shortest_edge": side})
-        wanted = {"shortest_edge": wanted} if isinstance(wanted, int) else wanted
+        wanted = size_of(settings, "size", {"shortest_edge": side})
         height, width = picture.shape[:2]
         if (shortest := wanted.get("shortest_edge")) is not None:
             short, long = sorted((height, width))
@@ -79,7 +88,7 @@ def pixel_values(picture: np.ndarray, settings: Mapping[str, Any], side: int) ->
             size = (wanted["height"], wanted["width"])
         else:
             raise InputError(
-                f"preprocessor_config.json: got size {quoted(dict(wanted))}; accepted is shortest_edge, or height and width"
+                f"preprocessor_config.json: got size {quoted(wanted)}; accepted is shortest_edge, or height and width"
             )
         picture = resized(picture, size[0], size[1], kernel)
     height, width = picture.shape[:2]
@@ -89,6 +98,30 @@ def pixel_values(picture: np.ndarray, settings: Mapping[str, Any], side: int) ->
         )
     top, left = (height - side) // 2, (width - side) // 2
     return normalized(picture[top : top + side, left : left + side], settings)
+
+
+def size_of(settings: Mapping[str, Any], name: str, default: Mapping[str, int]) -> dict[str, int]:
+    """Return a setting that has pixels by name; a number alone is a shortest edge. Raises InputError for anything else."""
+    given = settings.get(name, default)
+    size = given if isinstance(given, Mapping) else {"shortest_edge": given}
+    found = {edge: pixels for edge, pixels in size.items() if pixels is not None}
+    if not found or any(not isinstance(each, int) or isinstance(each, bool) or each < 1 for each in found.values()):
+        raise InputError(
+            f"preprocessor_config.json: got {name} {quoted(given)}; accepted are integers from 1 on, such as {default}"
+        )
+    return found
+
+
+def _numbers(settings: Mapping[str, Any], name: str, default: float) -> np.ndarray:
+    """Return a setting that has a number, or one for each color; raises InputError for anything else, and for a division by 0."""
+    given = settings.get(name, default)
+    found = list(given) if isinstance(given, (list, tuple)) else [given]
+    fit = all(isinstance(each, (int, float)) and math.isfinite(each) for each in found) and len(found) in (1, 3)
+    if not fit or (name == "image_std" and 0 in found):
+        raise InputError(
+            f"preprocessor_config.json: got {name} {quoted(given)}; accepted is a number, or three; image_std is not 0"
+        )
+    return np.asarray(found, dtype=np.float32)
 
 
 def kernel_of(settings: Mapping[str, Any], default: int = BICUBIC) -> int:
@@ -105,10 +138,10 @@ def normalized(picture: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray:
     """Turn ``(height, width, 3) uint8`` into ``(3, height, width) fp32``, scaled and shifted as the settings say."""
     values = picture.astype(np.float32)
     if settings.get("do_rescale", True):
-        values *= settings.get("rescale_factor", 1 / 255)
+        values *= _numbers(settings, "rescale_factor", 1 / 255)
     if not settings.get("do_normalize", True):
         return np.ascontiguousarray(values.transpose(2, 0, 1))
-    mean, std = (np.asarray(settings.get(name, 0.5), dtype=np.float32) for name in ("image_mean", "image_std"))
+    mean, std = (_numbers(settings, name, 0.5) for name in ("image_mean", "image_std"))
     result: np.ndarray = ((values - mean) / std).transpose(2, 0, 1)
     return np.ascontiguousarray(result)
 
@@ -125,9 +158,10 @@ def denormalized(values: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray:
 
 
 def resized(picture: np.ndarray, height: int, width: int, kernel: int = BICUBIC) -> np.ndarray:
-    """Resize ``(h, w, 3) uint8`` along rows and then along columns, each rounded to uint8: bit by bit what Pillow does.
+    """Resize ``(h, w, 3) uint8`` along rows and then along columns, each rounded to uint8: bit by bit what Pillow 10 to 12 does.
 
-    Where Pillow is installed, it does so itself, many times faster.
+    Where Pillow is installed, it does so itself, many times faster. Pillow 13 begins with the columns of some tall pictures, and so do
+    its predecessors where the height is more than 100 times the width; other values are then rounded.
     """
     with contextlib.suppress(ImportError):
         from PIL import Image

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..contract import ANYRES, TILES
 from ..errors import InputError, quoted
-from .pixels import LANCZOS, kernel_of, normalized, pixel_values, resized
+from .pixels import LANCZOS, kernel_of, normalized, pixel_values, resized, size_of
 
 FAKE, WHOLE = "<fake_token_around_image>", "<global-img>"
 """What Idefics3 and SmolVLM write around tiles, and before the whole picture."""
@@ -55,13 +55,14 @@ def prepared(
 
 
 def _with_text_between(picture: np.ndarray, settings: Mapping[str, Any], side: int, marker: str) -> Prepared:
-    kernel, edge = kernel_of(settings, LANCZOS), settings.get("max_image_size", {}).get("longest_edge", side)
-    if edge != side:
+    kernel, tile = kernel_of(settings, LANCZOS), {"longest_edge": side}
+    if (edge := size_of(settings, "max_image_size", tile)) != tile:
         raise InputError(
             f"preprocessor_config.json: got max_image_size {quoted(edge)}; the model takes tiles of {side}"
         )
     if settings.get("do_resize", True):
-        picture = resized(picture, *_by_longest_edge(picture, settings.get("size", {"longest_edge": 4 * side})), kernel)
+        size = size_of(settings, "size", {"longest_edge": 4 * side})
+        picture = resized(picture, *_by_longest_edge(picture, size), kernel)
     rows = columns = 0
     if settings.get("do_image_splitting", True):
         picture = resized(picture, *_whole_tiles(picture, side), kernel)
@@ -81,11 +82,11 @@ def _standard(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, **settings}
 
 
-def _by_longest_edge(picture: np.ndarray, size: Any) -> tuple[int, int]:
+def _by_longest_edge(picture: np.ndarray, size: Mapping[str, int]) -> tuple[int, int]:
     height, width = picture.shape[:2]
-    if isinstance(size, Mapping) and {"height", "width"} <= size.keys():
+    if {"height", "width"} <= size.keys():
         return size["height"], size["width"]
-    if not isinstance(size, Mapping) or not isinstance(longest := size.get("longest_edge"), int) or longest < 1:
+    if (longest := size.get("longest_edge")) is None:
         raise InputError(
             f"preprocessor_config.json: got size {quoted(size)}; accepted is longest_edge, or height and width"
         )
@@ -128,7 +129,7 @@ def _without_borders(
     picture: np.ndarray, settings: Mapping[str, Any], layout: Mapping[str, Any], side: int, marker: str
 ) -> Prepared:
     kernel, size = kernel_of(settings), picture.shape[:2]
-    height, width = _best_resolution(size, settings.get("image_grid_pinpoints", layout["pinpoints"]))
+    height, width = _best_resolution(size, _pinpoints(settings, layout, side))
     inner = _fitting(size, (height, width))
     top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
     canvas = np.zeros((height, width, 3), dtype=np.uint8)
@@ -139,6 +140,22 @@ def _without_borders(
     return Prepared(
         values, marker, functools.partial(_in_rows, grid=grid, size=(size[0], size[1]), most=layout["most"])
     )
+
+
+def _pinpoints(settings: Mapping[str, Any], layout: Mapping[str, Any], side: int) -> Sequence[Sequence[int]]:
+    found: Any = settings.get("image_grid_pinpoints") or layout["pinpoints"]
+    pairs = found if isinstance(found, (list, tuple)) else [found]
+    for pair in pairs:
+        numbers = pair if isinstance(pair, (list, tuple)) else []
+        if len(numbers) != 2 or not all(isinstance(each, int) and each > 0 and each % side == 0 for each in numbers):
+            raise InputError(
+                f"image_grid_pinpoints: got {quoted(pair)}; accepted are pairs of a height and a width, multiples of {side}"
+            )
+    if not pairs:
+        raise InputError(
+            f"image_grid_pinpoints: got none; accepted are pairs such as [{side}, {2 * side}], a height and a width"
+        )
+    return pairs
 
 
 def _best_resolution(size: Sequence[int], pinpoints: Sequence[Sequence[int]]) -> tuple[int, int]:

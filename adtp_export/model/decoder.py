@@ -55,8 +55,8 @@ def check_images(raw: Mapping[str, Any], path: Path) -> None:
     if kind not in KINDS and generating and isinstance(raw.get("vision_config"), Mapping):
         why = f", and {UNFIT[kind]}" if kind in UNFIT else ""
         raise InputError(
-            f"{path}: model_type is {quoted(kind)}{why}; accepted of models that read images and generate text are {', '.join(KINDS)}. "
-            "Its language model alone is accepted where that is a decoder such as llama; save it on its own"
+            f"{path}: model_type is {quoted(kind)}{why}; accepted models that read images and generate text are {', '.join(KINDS)}. "
+            "To export its language model alone, save that as a checkpoint of its own, such as a LlamaForCausalLM"
         )
 
 
@@ -166,7 +166,7 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
         raise InputError(
             f"{path}: image tokens leave by pruning, and a {quoted(raw['model_type'])} model reads text alone; leave it out"
         )
-    count = KINDS[raw["model_type"]].tokens(config, path) if has_images else 0
+    count = _tokens_of_a_tile(config, path) if has_images else 0
     if count + LEAST_TEXT > family.max_tokens(text):
         raise InputError(
             f"{path}: an image has {count} tokens, and the model reads {family.max_tokens(text)}; accepted are models with room for text"
@@ -198,6 +198,14 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
         image_tokens=count,
         kept_tokens=read_kept(pruning, count) if pruning is not None and before else 0,
     )
+
+
+def _tokens_of_a_tile(config: Any, path: Path) -> int:
+    """Count a tile's image tokens; raises InputError for a model with images that is not accepted."""
+    token, size = config.image_token_id, config.get_text_config().vocab_size
+    if not 0 <= token < size:
+        raise InputError(f"{path}: the image token is {token}; accepted are those of the vocabulary, 0 to {size - 1}")
+    return KINDS[config.model_type].tokens(config, path)
 
 
 def _configuration(raw: Mapping[str, Any], path: Path, has_images: bool) -> Any:

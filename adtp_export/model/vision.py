@@ -62,6 +62,12 @@ class Llava(Vision):
             raise InputError(
                 f"{path}: vision_config.model_type is {quoted(vision.model_type)}; accepted are {', '.join(TOWERS)}"
             )
+        layers, chosen = vision.num_hidden_layers, config.vision_feature_layer
+        if not all(-layers <= each + 1 <= layers + 1 for each in ([chosen] if isinstance(chosen, int) else chosen)):
+            raise InputError(
+                f"{path}: vision_feature_layer is {quoted(chosen)}; the vision tower has {layers} layers, and accepted are "
+                f"{-layers - 1} to {layers}"
+            )
         side = patches_of(vision, path)
         return side**2 + TOWERS[vision.model_type] - (config.vision_feature_select_strategy == "default")
 

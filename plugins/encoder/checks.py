@@ -25,6 +25,7 @@ from .description import (
     Layer,
     Ranks,
     Ratio,
+    Rule,
     Saliency,
     Skim,
     reads_received,
@@ -36,9 +37,16 @@ MULTIPLE = 8
 
 MOST_CANDIDATES = 16
 
+ANCHORS = 2
+"""The first token of a text and the last."""
+
+MOST_NUMBERS = 2**30
+"""Of all states of the longest text: kernels that write answers count numbers in 32 bits, and take steps beyond the last one."""
+
 
 def checked(encoder: Encoder, dtype: str) -> Encoder:
-    """Return an encoder as its launches take it: without cuts that decide nothing, and with feed-forwards of a width that products take.
+    """Return an encoder as its launches take it: without cuts that decide nothing, with room for the tokens that always stay, and with
+    feed-forwards of a width that products take.
 
     Raises:
         InputError: there is no kernel for a part of it.
@@ -49,6 +57,12 @@ def checked(encoder: Encoder, dtype: str) -> Encoder:
     for name, columns in (("embeddings", own.words.shape[1]), ("layers", encoder.layers[0].qkv.weight.shape[1])):
         fits = columns % MULTIPLE == 0 and (most is None or columns <= most)
         _require(fits, f"{name} of width {columns}", f"multiples of {MULTIPLE}{f' up to {most}' if most else ''}")
+        is_countable = columns << (encoder.longest - 1).bit_length() <= MOST_NUMBERS  # rows are a power of two
+        _require(
+            is_countable,
+            f"texts of {encoder.longest} tokens with {name} of width {columns}",
+            f"up to {MOST_NUMBERS:,} numbers of a text",
+        )
     for i, layer in enumerate(encoder.layers):
         size = layer.output.weight.shape[1] // max(layer.heads, 1)
         if isinstance(layer, Layer):
@@ -61,7 +75,7 @@ def checked(encoder: Encoder, dtype: str) -> Encoder:
             )
         _require(fits, f"layer {i} with {layer.heads} heads of size {size}", sizes)
     _check_head(encoder)
-    cuts = dict(encoder.cuts)
+    cuts = {site: _anchored(rule) for site, rule in encoder.cuts.items()} if encoder.keeps_last else dict(encoder.cuts)
     if isinstance(encoder.head, Classifier):  # which reads only first rows, and these stay
         cuts.pop(f"{len(encoder.layers) - 1}.ffn", None)
     encoder = dataclasses.replace(encoder, cuts=cuts, layers=tuple(map(_even, encoder.layers)))
@@ -96,7 +110,9 @@ def _check_cuts(encoder: Encoder) -> None:
             )
             _require(candidates <= MOST_CANDIDATES, f"{name} with {candidates} ratios", f"at most {MOST_CANDIDATES}")
         _require(
-            encoder.longest <= max(LONGEST), f"{name} of texts of {encoder.longest} tokens", f"at most {max(LONGEST)}"
+            encoder.longest <= max(LONGEST),
+            f"{name} of texts of {encoder.longest} tokens",
+            f"at most {max(LONGEST)}; if no text is longer, set max_position_embeddings in config.json to that",
         )
         hidden = encoder.layers[0].qkv.weight.shape[1]
         is_narrow = not isinstance(rule.order, Skim) or hidden <= max(WIDTHS)
@@ -127,6 +143,18 @@ def _check_cuts(encoder: Encoder) -> None:
         "cut 0.attention by what tokens received",
         "0.ffn and later ones",
     )
+
+
+def _anchored(rule: Rule) -> Rule:
+    """Let a text keep its first token and its last one, if it has so many. What is changed here is one array in all buckets of a plan."""
+    if not isinstance(rule, Best):
+        return rule
+    number = rule.number
+    if isinstance(number, Ratio):
+        return dataclasses.replace(rule, number=dataclasses.replace(number, min_tokens=max(number.min_tokens, ANCHORS)))
+    if not rule.keep_first:
+        return rule
+    return dataclasses.replace(rule, number=dataclasses.replace(number, kept=np.maximum(number.kept, ANCHORS)))
 
 
 def _even(layer: Layer | GatedLayer) -> Layer | GatedLayer:

@@ -20,10 +20,6 @@ TILES = (16, 64)
 """Rows of a program that scores."""
 
 
-_ANCHORS = 2
-"""The first token of a text and the last."""
-
-
 @dataclass(frozen=True)
 class Bounds:
     """texts: where B is. now, at_input: where `cu_seqlens` are, of the rows now, and of those before the first cut."""
@@ -69,8 +65,7 @@ def cut(
         launches.launch("above", 1, f"{name} choice", before=before, threshold=threshold, **sizes, **given)
         launches.arena.give(before)
     else:
-        given = given if count is None else given | {"count": count}
-        _choose(launches, f"{name} choice", rule, bounds, given, keeps_last)
+        _choose(launches, f"{name} choice", rule, bounds, given if count is None else given | {"count": count})
     if order is not received:
         launches.arena.give(order)
     if count is not None:
@@ -138,7 +133,7 @@ def _anchor(
         ratio_bias=launches.weights(ratio.predictor.bias, FP32) if ratio else NOTHING,
         permille=launches.weights(ratio.permille, INT32) if ratio else NOTHING, count=count or NOTHING, num_rows=launches.tokens,
         num_texts=launches.texts, hidden=ratio.predictor.weight.shape[1] if ratio else 8,
-        candidates=len(ratio.permille) if ratio else 0, min_tokens=max(ratio.min_tokens, _ANCHORS) if ratio else 1,
+        candidates=len(ratio.permille) if ratio else 0, min_tokens=ratio.min_tokens if ratio else 1,
     )  # fmt: skip
 
 
@@ -174,9 +169,7 @@ def _score(
     return order, count
 
 
-def _choose(
-    launches: Launches, note: str, rule: Best | Ranks, bounds: Bounds, given: dict[str, Any], keeps_last: bool
-) -> None:
+def _choose(launches: Launches, note: str, rule: Best | Ranks, bounds: Bounds, given: dict[str, Any]) -> None:
     """Choose by what `given` has as its count, or by a table of lengths."""
     block = next(block for block in LONGEST if min(launches.tokens, launches.longest) <= block)
     numbers = {"num_rows": launches.tokens, "num_texts": launches.texts}
@@ -188,8 +181,6 @@ def _choose(
     elif isinstance(rule.number, Counts):
         kind, table = "table", rule.number.kept
         lengths = bounds.at_input if rule.number.of_input else bounds.now
-        if keeps_last and rule.keep_first:
-            table = np.maximum(table, _ANCHORS)  # of a text's tokens, if it has so many
     if table is not None:
         given = given | {"lengths_from": lengths, "table": launches.weights(table, INT32)}
         numbers["table_size"] = len(table)

@@ -1,7 +1,7 @@
 """The encoder's compiled kernels in the emulator: the same checks as in Triton's interpreter, of what is shipped.
 
 PTX of one variant of each kernel and precision, and machine code of one of each kernel, for the architecture that the hash of its PTX
-chooses. `--slow` executes all. The record that `emulate_encoder.py` writes has them all, and a test holds it against what is shipped.
+chooses. `--slow` executes all, and so does `emulate_encoder.py`, which writes down what it saw.
 """
 
 import emulated_gpu

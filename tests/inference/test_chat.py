@@ -1,12 +1,15 @@
 """Messages to prompts: rendered as transformers renders them, and what is refused."""
 
 import json
+import re
+from types import SimpleNamespace
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from adtp_export.errors import InputError
 from adtp_export.inference.chat import Chat, read_chat
+from adtp_export.pipeline.export.decoder import chat_note
 
 SMOLVLM = (
     "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}{% if message['content'][0]['type'] == 'image' %}{{':'}}"
@@ -20,7 +23,10 @@ QWEN = (
     "    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}\n{%- endfor %}\n"
     "{%- if add_generation_prompt %}\n    {%- generation %}{{- '<|im_start|>assistant\\n' }}{%- endgeneration %}\n{%- endif %}"
 )
-LLAMA = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content | tojson }}{{ eos_token }}{% endfor %}"
+LLAMA = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content | tojson }}{{ m | tojson(sort_keys=True, separators=(',', ':')) }}"
+    "{{ eos_token }}{% endfor %}"
+)
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
 IMAGE_AND_TEXT = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Wie heißt <b>?"}]}]
 TURNS = [
@@ -87,6 +93,7 @@ def test_a_template_reaches_nothing_outside():
         ({"chat_template.jinja": "A", "tokenizer_config.json": {"chat_template": "B", "bos_token": {"content": "<s>"}}}, "A"),
         ({"chat_template.json": {"chat_template": "C"}, "tokenizer_config.json": {"chat_template": "B"}}, "C"),
         ({"tokenizer_config.json": {"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]}}, "D"),
+        ({"tokenizer_config.json": {"chat_template": "E"}, "special_tokens_map.json": {"bos_token": "<s>"}}, "E"),
         ({"tokenizer_config.json": {}}, None),
         ({}, None),
     ],
@@ -100,5 +107,24 @@ def test_where_templates_are(files, found, tmp_path):
 
     chat = read_chat(find, True)
     assert (chat and chat.template) == found
-    if "chat_template.jinja" in files:
+    if found in ("A", "E"):
         assert chat.names == {"bos_token": "<s>"}
+
+
+@pytest.mark.parametrize(
+    ("template", "image_token", "told"),
+    [
+        (SMOLVLM.encode(), 5, None),
+        (b"{{ messages[0].content }}", None, None),
+        (b"{{ 'user: ' + messages[0].content }}", 5, "messages cannot be used: the chat template cannot be rendered .* TypeError"),
+        (b"{{ messages[0].content", None, "TemplateSyntaxError"),
+        (b"{% for i in range(1000000) %}a{% endfor %}", None, "OverflowError"),
+        (b"\xff", None, "chat_template.jinja is no readable text: .*utf-8"),
+    ],
+    ids=["parts", "text", "text for parts", "syntax", "length", "bytes"],
+)  # fmt: skip
+def test_what_the_export_says_of_a_template(template, image_token, told, tmp_path):
+    (tmp_path / "chat_template.jinja").write_bytes(template)
+    notes = chat_note(SimpleNamespace(directory=tmp_path, image_token=image_token))
+    assert len(notes) == (told is not None)
+    assert all(re.search(told, note.text) for note in notes)

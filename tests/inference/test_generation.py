@@ -18,7 +18,6 @@ from adtp_export.cli.run_prompts import said
 from adtp_export.contract import EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, VISION_MODEL
 from adtp_export.errors import InputError
 from adtp_export.inference import generation
-from adtp_export.inference.chat import Chat
 from adtp_export.inference.generation import Generator, Sampling, whole
 from adtp_export.inference.pixels import pixel_values, read_picture, resized
 from adtp_export.model.decoder import load_decoder
@@ -26,6 +25,8 @@ from adtp_export.report.generated import left_out
 from adtp_export.verify.prefill import Oracle, Prompt
 
 PROMPTS = ["w1 w7 <image> w20 w9 w30", "w1 w44 <image> w5"]
+SAID = {"role": "user", "content": "w1"}
+TEMPLATE = "{% for part in messages[0].content %}{{ part.text if part.text else ' <image> ' }}{% endfor %} w20 w9 w30"
 
 
 @pytest.fixture(scope="session")
@@ -37,6 +38,7 @@ def folder(tmp_path_factory):
             work = tmp_path_factory.mktemp("llava")
             (work / "model").mkdir()
             save_llava(work / "model")
+            (work / "model" / "chat_template.jinja").write_text(TEMPLATE)
             stages = [{**stage, "twice": False} if "spatial" in stage else stage for stage in STAGES["btp"]]
             (work / "btp.json").write_text(json.dumps({"method": "btp", "stages": stages}))
             adtp_export.export(work / "model", work / "out", pruning=work / "btp.json", precisions="fp16,int8")
@@ -139,18 +141,28 @@ def test_a_prompt_may_have_no_picture(generator, pictures):
 def test_messages_are_prompts(generator, pictures, monkeypatch):
     """Put into the template; and without one they are refused."""
     asked = [{"role": "user", "content": [{"type": "text", "text": "w1 w7"}, {"type": "image"}]}]
-    with pytest.raises(InputError, match="has no chat template; write prompts out as text, or put chat_template.jinja"):
-        list(generator.stream(pictures[:1], [asked]))
-    template = (
-        "{% for part in messages[0].content %}{{ part.text if part.text else ' <image> ' }}{% endfor %}w20 w9 w30"
-    )
-    monkeypatch.setitem(vars(generator), "chat", Chat(template, {}, True))
+    with monkeypatch.context() as changed:
+        changed.setattr(generator, "manifest", SimpleNamespace(files=["tokenizer.json"]))
+        changed.setattr(generation, "checked_file", lambda directory, manifest, name: directory / name)
+        with pytest.raises(InputError, match="has no chat template; write prompts out as text, or put chat_template"):
+            list(generator.stream(None, [asked]))
     found = whole(generator.stream(pictures[:1], [asked], Sampling(max_new_tokens=3)), 1)
     assert found == whole(generator.stream(pictures[:1], PROMPTS[:1], Sampling(max_new_tokens=3)), 1)
     with pytest.raises(InputError, match="has no <image>; accepted is an image for each"):
         list(generator.stream(pictures[:1], [said("w1", with_image=False)]))
     with pytest.raises(InputError, match="has <image>, and there is no image"):
         list(generator.stream(None, [said("w1", with_image=True)]))
+    with pytest.raises(InputError, match="has 2 images; accepted is one image in a prompt"):
+        list(generator.stream(pictures[:1], [said("w1 <image>", with_image=True)]))
+
+
+def test_the_command_makes_messages(folder, generator, pictures, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(generation, "Generator", lambda out, threads, target: generator)  # it is loaded already
+    np.save(tmp_path / "photo.npy", pictures[0])
+    asked = ("--chat", "--image", str(tmp_path / "photo.npy"), "--text", "w1", "--max-new-tokens", "3")
+    assert run.command(run.make_parser().parse_args([str(folder / "out"), *asked])) == 0
+    (wanted,) = whole(generator.stream(pictures[:1], ["<image> w1 w20 w9 w30"], Sampling(max_new_tokens=3)), 1)
+    assert capsys.readouterr().out.strip() == wanted
 
 
 def test_streams_draws_and_stops(generator, pictures, monkeypatch):
@@ -202,6 +214,9 @@ def test_pictures_are_resized_as_torch_does(pictures):
         (["video"], ["w1 <image>"], {}, "A video is several pictures"),
         (["missing.npy"], ["w1 <image>"], {}, "no picture that can be read"),
         (None, "w1", {}, "texts: got 'w1' alone; accepted is a list"),
+        (None, SAID, {}, "texts: got .* alone; accepted is a list"),
+        (None, [SAID], {}, "messages: got .*; accepted is a list such as"),
+        (None, [7], {}, "messages: got 7"),
         ("photo.npy", ["w1 <image>"], {}, "images: got 'photo.npy' alone; accepted is a list"),
         (None, ["w1"], {"temperature": -1}, "accepted are numbers from 0 to 100"),
         (None, ["w1"], {"temperature": "hot"}, "temperature: got 'hot'"),
@@ -216,12 +231,19 @@ def test_what_is_refused(generator, images, texts, options, told):
 
 
 @pytest.mark.parametrize(
-    ("prompts", "told"),
-    [([], "got no prompts"), ([[1, 97]], "has the token 97; the model knows 0 to 96"), ([[-1]], "has the token -1")],
-)
-def test_ids_that_are_refused(generator, prompts, told):
+    ("prompts", "features", "told"),
+    [
+        ([], [], "got no prompts"),
+        ([[1, 97]], [], "has the token 97; the model knows 0 to 96"),
+        ([[-1]], [], "has the token -1"),
+        ([[1, IMAGE]], [], "prompt 0 has a place for an image, and there is none"),
+        ([[1, IMAGE]], [np.zeros((2, 16, 32))], r"features of prompt 0: got the shape \(2, 16, 32\); accepted is \(n, 32\)"),
+        ([[1]], [np.zeros((16, 32))], "more features than image tokens"),
+    ],
+)  # fmt: skip
+def test_ids_that_are_refused(generator, prompts, features, told):
     with pytest.raises(InputError, match=told):
-        list(generator.tokens(prompts))
+        list(generator.tokens(prompts, features))
 
 
 def test_text_that_ends_within_a_character_is_told(generator, monkeypatch):
@@ -358,11 +380,11 @@ def test_options_that_are_refused(folder, tmp_path, options, told):
     ("kind", "told"),
     [
         ("qwen2_vl", "positions have three dimensions"),
-        ("mllama", "attends to images by cross-attention; accepted of"),
+        ("mllama", "attends to images by cross-attention; accepted models"),
         ("video_llava", "it reads videos"),
         (
             "internvl",
-            "model_type is 'internvl'; accepted of models that read images and generate text are llava, llava_next,",
+            "model_type is 'internvl'; accepted models that read images and generate text are llava, llava_next,",
         ),
     ],
 )

@@ -16,6 +16,7 @@ from adtp_export.inference.tiles import prepared
 
 SETTINGS = {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}, "do_pad": True}
 TILES = {"layout": "tiles"}
+SQUARE = {"size": {"height": 16, "width": 16}}
 PINPOINTS = {"layout": "anyres", "pinpoints": [[16, 32], [32, 16], [32, 32]], "most": None}
 
 
@@ -76,10 +77,31 @@ def test_the_best_of_the_pinpoints(size, grid):
 
 def test_settings_that_are_refused():
     for changes, layout, told in (
-        ({"max_image_size": {"longest_edge": 8}}, TILES, "got max_image_size 8; the model takes tiles of 16"),
+        (
+            {"max_image_size": {"longest_edge": 8}},
+            TILES,
+            r"got max_image_size \{'longest_edge': 8\}; the model takes tiles of 16",
+        ),
         ({"size": {"shortest_edge": 8}}, TILES, "accepted is longest_edge, or height and width"),
         ({"resample": 2}, TILES, "got resample 2; accepted are 3, bicubic, and 1, Lanczos"),
         ({"resample": 0}, PINPOINTS, "got resample 0"),
+        ({"size": None}, PINPOINTS, "got size None; accepted are integers from 1 on"),
+        (
+            {"size": {"height": "16", "width": 16}},
+            TILES,
+            "accepted are integers from 1 on, such as {'longest_edge': 64}",
+        ),
+        (
+            {"max_image_size": {"longest_edge": 0}},
+            TILES,
+            "got max_image_size {'longest_edge': 0}; accepted are integers",
+        ),
+        ({"image_mean": [0.5, 0.5]}, TILES, "got image_mean .* accepted is a number, or three"),
+        ({"image_std": 0, **SQUARE}, PINPOINTS, "got image_std 0; .* image_std is not 0"),
+        ({"rescale_factor": "x", **SQUARE}, PINPOINTS, "got rescale_factor 'x'"),
+        ({"image_grid_pinpoints": [[32, 20]]}, PINPOINTS, "got .32, 20.; accepted are pairs .* multiples of 16"),
+        ({"image_grid_pinpoints": 16}, PINPOINTS, "image_grid_pinpoints: got 16"),
+        ({"image_grid_pinpoints": []}, {**PINPOINTS, "pinpoints": []}, "image_grid_pinpoints: got none"),
     ):
         with pytest.raises(InputError, match=told):
             prepared(picture(20, 20), {**SETTINGS, **changes}, layout, 16, "<image>")

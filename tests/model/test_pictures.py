@@ -97,6 +97,8 @@ def test_pruned_is_the_oracle(kind, method, tmp_path):
     ("kind", "changes", "told"),
     [
         ("smolvlm", {"scale_factor": 3}, "got scale_factor 3 for 8 patches along a side"),
+        ("smolvlm", {"image_token_id": 999}, "the image token is 999; accepted are those of the vocabulary, 0 to 109"),
+        ("llava_next", {"vision_feature_layer": [-1, 3]}, "has 2 layers, and accepted are -3 to 2"),
         ("llava_onevision", {"vision_aspect_ratio": "pad"}, "vision_aspect_ratio is 'pad'; accepted are such as"),
         ("llava_onevision", {"vision_feature_select_strategy": "default"}, "accepted are 'default' with CLIP and 'full'"),
         ("llava_onevision", {"vision_config": {"model_type": "siglip2_vision_model"}}, "accepted are clip_vision_model"),

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from decoder_models import make_decoder
 from tiny_models import PRUNINGS, TINY_BACKBONES, make_encoder
 
 from adtp_export.errors import InputError
@@ -105,6 +106,15 @@ def test_weights_are_of_the_type_and_each_is_there_once(adtp):
     assert stored == sum(parameter.numel() for parameter in student(None, **WIDE).parameters())
 
 
+def test_tables_of_a_cut_that_keeps_last_tokens_are_one_array_in_all_buckets():
+    plans = [
+        planner.make(describe(make_decoder("qwen3", "embedding", "schedule")), "fp16", Sizes(max_tokens=tokens))
+        for tokens in (32, 256)
+    ]
+    assert [len(plan.plan.buckets) for plan in plans] == [1, 4]
+    assert len({len(plan.weights) for plan in plans}) == 1
+
+
 def test_a_workspace_is_used_again(adtp):
     """Its largest part is a feed-forward's: states, its inner rows, and the sum."""
     (bucket,) = planner.make(adtp, "fp16", Sizes(max_tokens=16_384)).plan.buckets[-1:]
@@ -196,6 +206,14 @@ def test_what_has_no_kernel_is_refused(case):
     make, message = REFUSED[case]
     with pytest.raises(InputError, match=message):
         planner.make(describe(make()), "fp16", SMALL)
+
+
+def test_texts_whose_states_32_bits_cannot_count_are_refused():
+    described = describe(make_decoder("qwen3", "embedding"))
+    longest = 2**30 // 32
+    planner.checked(dataclasses.replace(described, longest=longest), "fp16")
+    with pytest.raises(InputError, match=f"texts of {longest + 1} tokens with embeddings of width 32; accepted: up to"):
+        planner.checked(dataclasses.replace(described, longest=longest + 1), "fp16")
 
 
 def test_weights_beyond_fp16_are_refused(adtp):

@@ -259,7 +259,7 @@ def _check_before_prefill(decoder: Decoder, work: Path, precision: str) -> None:
         raise VerificationError(failure)
 
 
-def _chat_note(decoder: Decoder) -> tuple[Note, ...]:
+def chat_note(decoder: Decoder) -> tuple[Note, ...]:
     """Say why the chat template cannot be used, where there is one."""
 
     def find(name: str) -> Path | None:
@@ -267,8 +267,10 @@ def _chat_note(decoder: Decoder) -> tuple[Note, ...]:
         return path if path.is_file() else None
 
     try:
-        if (chat := read_chat(find, parts=decoder.image_token is not None)) is not None:
-            chat.prompt([{"role": "user", "content": "a text"}])
+        with_images = decoder.image_token is not None
+        if (chat := read_chat(find, parts=with_images)) is not None:
+            image = [{"type": "image"}] if with_images else []
+            chat.prompt([{"role": "user", "content": [*image, {"type": "text", "text": "a text"}]}])
     except MissingDependencyError:
         return ()
     except InputError as error:
@@ -278,12 +280,12 @@ def _chat_note(decoder: Decoder) -> tuple[Note, ...]:
 
 def _notes(decoder: Decoder) -> tuple[Note, ...]:
     if not decoder.stages and not decoder.kept_tokens:
-        return _chat_note(decoder)
+        return chat_note(decoder)
     before = ", ".join(str(stage.layer) for stage in decoder.stages) or "0 (all)"
     return (
         Note(
             f"image tokens leave before the layers {before}. Tasks that read text in pictures lose the most: measure yours on the pruned "
             "and the unpruned model"
         ),
-        *_chat_note(decoder),
+        *chat_note(decoder),
     )
