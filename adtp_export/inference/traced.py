@@ -29,8 +29,9 @@ from ..contract import (
 )
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine
-from .generation import Generator, Prompt, Sampling
+from .generation import Generator, Prompt
 from .pixels import denormalized, resized
+from .sampling import Sampling
 from .tiles import Prepared
 
 SHOWN_SIDE = 256

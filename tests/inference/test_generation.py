@@ -19,7 +19,7 @@ from adtp_export.contract import EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, VISION_
 from adtp_export.errors import InputError
 from adtp_export.inference import generation
 from adtp_export.inference.generation import Generator, Sampling, whole
-from adtp_export.inference.pixels import pixel_values, read_picture, resized
+from adtp_export.inference.pixels import pixel_values, resized
 from adtp_export.model.decoder import load_decoder
 from adtp_export.report.generated import left_out
 from adtp_export.verify.prefill import Oracle, Prompt
@@ -182,17 +182,6 @@ def test_streams_draws_and_stops(generator, pictures, monkeypatch):
     assert ended[0].split() == greedy[0].split()[:1]
 
 
-def test_draws_are_as_likely_as_they_should_be():
-    """Of the tokens that have the share together, each as often as its share of these says."""
-    probabilities = np.array([0.5, 0.3, 0.15, 0.05])
-    many = np.log(np.tile(probabilities, (4000, 1)))
-    drawn = Sampling(temperature=1.0, top_p=0.7).choose(many, np.random.default_rng(0))
-    shares = np.bincount(drawn, minlength=4) / len(drawn)
-    wanted = np.array([0.5, 0.3, 0, 0]) / 0.8
-    six_deviations = 6 * np.sqrt(wanted * (1 - wanted) / len(drawn))
-    assert (np.abs(shares - wanted) <= six_deviations).all()
-
-
 def test_pictures_are_resized_as_torch_does(pictures):
     """Both round to bytes between the two directions, so one step is all that they may differ by."""
     for size in ((16, 16), (70, 31), (9, 40)):
@@ -292,12 +281,6 @@ def test_settings_are_found(generator, pictures, files, tmp_path, monkeypatch):
     monkeypatch.setattr(generation, "checked_file", lambda directory, manifest, name: tmp_path / name)
     with pytest.raises(InputError, match="got resample 7"):
         generator.pictures(pictures[:1])
-
-
-def test_an_empty_file_is_no_picture(tmp_path):
-    (tmp_path / "empty.npy").touch()
-    with pytest.raises(InputError, match=r"empty\.npy is no picture"):
-        read_picture(tmp_path / "empty.npy")
 
 
 @pytest.mark.slow

@@ -143,3 +143,9 @@ def test_pruned_files_are_verified(kind, tmp_path):
     manifest = adtp_export.export(tmp_path / "model", tmp_path / "out", pruning=tmp_path / "btp.json")
     assert {target.status for target in manifest.targets.values()} == {"verified"}
     assert adtp_export.generate(tmp_path / "out", [picture(40, 23)], ["w1 <image> w2"], max_new_tokens=3)
+
+
+def test_an_empty_file_is_no_picture(tmp_path):
+    (tmp_path / "empty.npy").touch()
+    with pytest.raises(InputError, match=r"empty\.npy is no picture"):
+        read_picture(tmp_path / "empty.npy")
