@@ -21,6 +21,7 @@ from ..contract import (
     CU_SEQLENS,
     INPUT_IDS,
     KEPT_ROWS,
+    MASKS,
     METADATA,
     OUTPUTS,
     OVERFLOW,
@@ -109,6 +110,8 @@ def export_portable(
     for output in model.graph.outputs:
         if made.dims and output.shape is not None and str(output.shape[0]) not in (BATCH, TOKENS):
             output.shape[0] = ir.SymbolicDim(BATCH)  # the exporter knows it as one less than an input's axis
+        if MASKS in OUTPUTS[student.config.head].get(output.name or "", ()) and output.shape is not None:
+            output.shape[1] = ir.SymbolicDim(MASKS)  # which it gives a number
     return model
 
 

@@ -78,20 +78,20 @@ class Asked(Session):
             )
 
 
-def as_texts(texts: object) -> list[Text]:
-    """Return one text or pair, or what gives several in an order, as a list."""
+def as_texts(texts: object, name: str = "texts") -> list[Text]:
+    """Return one text or pair, or what gives several in an order, as a list; `name` is the argument's, for messages."""
     if isinstance(texts, str) or _is_pair(texts):
         return [texts]  # type: ignore[list-item]
     unordered = isinstance(texts, (Set, Mapping, bytes, bytearray))
     if unordered or not isinstance(texts, Iterable):
         raise InputError(
-            f"texts: got {type(texts).__name__}; accepted are a string, a pair of strings as a tuple, or a list of these"
+            f"{name}: got {type(texts).__name__}; accepted are a string, a pair of strings as a tuple, or a list of these"
         )
     listed = list(texts)
     for i, text in enumerate(listed):
         if not isinstance(text, str) and not _is_pair(text):
             raise InputError(
-                f"texts: got {type(text).__name__} at index {i}; accepted are strings, or pairs of strings as tuples"
+                f"{name}: got {type(text).__name__} at index {i}; accepted are strings, or pairs of strings as tuples"
             )
     return listed
 
@@ -102,7 +102,7 @@ def as_strings(texts: object, name: str) -> list[str]:
     Raises:
         InputError: something else; `name` is the argument's.
     """
-    listed = as_texts(list(texts) if isinstance(texts, tuple) else texts)
+    listed = as_texts(list(texts) if isinstance(texts, tuple) else texts, name)
     for i, text in enumerate(listed):
         if not isinstance(text, str):
             raise InputError(f"{name}: got a pair at index {i}; accepted are strings")

@@ -79,7 +79,7 @@ def check_masked(fills: bool, mask_id: Any, tokens: int, pruning: Mapping[str, A
 
 
 class Decoder(nn.Module):
-    """Logits of transformed states, reduced.
+    """Logits of transformed states, reduced or as they are.
 
     The number of blocks is known beforehand, so a graph needs no loop. Each reads rows of the same weights, which may be those of the token
     embeddings.
@@ -99,8 +99,8 @@ class Decoder(nn.Module):
 
         Args:
             reduce: takes the logits ``(..., v)`` of a block to ``(B, v)``; each token of the vocabulary for itself.
-            zero: a 0, ``()`` of integers, that a graph computes of its inputs. Runtimes cut blocks at constant places when they load a
-                file, and then keep both the blocks and the whole table: 94 MB more for BERT, 1 GB for XLM-R large.
+            zero: a 0, ``()`` of integers, that a graph computes of its inputs. Runtimes rearrange a constant table, or blocks of it, when
+                they load a file, and then hold it twice: 94 MB more for BERT, 1 GB for XLM-R large.
         """
         weight, bias = self.linear.weight, self.linear.bias
         found, whole = [], weight.shape[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
+from tokenizers import AddedToken, BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
 from tokenizers.processors import RobertaProcessing
 
 from ..data.tokenize import reading_texts, taken, tokenized
@@ -149,8 +149,8 @@ def _whole(directory: Path) -> Tokenizer:
     return Tokenizer.from_file(str(directory / TOKENIZER))
 
 
-def _settings(directory: Path) -> dict[str, Any]:
-    path = directory / TOKENIZER_SETTINGS
+def _settings(directory: Path, name: str = TOKENIZER_SETTINGS) -> dict[str, Any]:
+    path = directory / name
     settings: dict[str, Any] = read_json(path) if path.is_file() else {}
     return settings
 
@@ -171,11 +171,21 @@ def _byte_level(directory: Path) -> Tokenizer:
     spaced = bool(_settings(directory).get("add_prefix_space", False))
     files = (str(directory / name) for name in ("vocab.json", "merges.txt"))
     tokenizer = ByteLevelBPETokenizer(*files, add_prefix_space=spaced)._tokenizer
-    special = [str(token) for token in ("<s>", "</s>", "<pad>", "<unk>", "<mask>")]
-    tokenizer.add_special_tokens([token for token in special if tokenizer.token_to_id(token) is not None])
+    special, said = ("<s>", "</s>", "<pad>", "<unk>", "<mask>"), _described(directory)
+    known = [token for token in special if tokenizer.token_to_id(token) is not None]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, **said.get(token, {})) for token in known])
     first, last = (tokenizer.token_to_id(token) for token in special[:2])
     tokenizer.post_processor = RobertaProcessing((special[1], last), (special[0], first), add_prefix_space=spaced)
     return tokenizer
+
+
+def _described(directory: Path) -> dict[str, dict[str, bool]]:
+    """Return what a tokenizer's files say of special tokens: with "lstrip", a mask takes the space before it."""
+    stored = [_settings(directory, name) for name in (TOKEN_NAMES[0], TOKENIZER_SETTINGS)]
+    values = [value for each in stored for value in (*each.values(), *each.get("added_tokens_decoder", {}).values())]
+    flags = ("lstrip", "rstrip", "single_word", "normalized")
+    tokens = [value for value in values if isinstance(value, dict) and isinstance(value.get("content"), str)]
+    return {token["content"]: {name: bool(token[name]) for name in flags if name in token} for token in tokens}
 
 
 def _sentence_piece(directory: Path, config: Any) -> Tokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -131,12 +132,13 @@ _METHODS = {
 """What turns texts into vectors; other heads answer a call."""
 
 
-def render(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> str:
+def render(manifest: Manifest, fields: Mapping[str, Any], repo: str, mask: str = "[MASK]") -> str:
     """Return the card.
 
     Args:
         fields: of `metadata`.
         repo: its name on the Hub.
+        mask: what stands for a masked token in the example of a model that fills such in.
     """
     import yaml
 
@@ -162,13 +164,13 @@ def render(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> str:
         "",
         f"An ONNX export of a `{checkpoint.get('backbone', 'bert')}` encoder by adtp-export {manifest.versions['adtp-export']}. {prunes}",
         "",
-        *_use(manifest, fields, repo),
+        *_use(manifest, fields, repo, mask),
         *_figures(manifest),
     ]
     return printable("\n".join(lines))
 
 
-def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
+def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str, mask: str) -> list[str]:
     """Lines that say how to run it."""
     head, task = manifest.checkpoint.get("head"), fields["pipeline_tag"]
     vectors = head == HEAD_EMBEDDING
@@ -180,7 +182,7 @@ def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
         RANKING: '.rank("a query", ["one text", "another"])',
         ZERO_SHOT: '.zero_shot(["a text"], ["one label", "another"])',
         TASKS[HEAD_SPANS]: '([("one text", "another")])',
-        TASKS[HEAD_MASKED]: '.fill_mask(["a text with a mask token, such as [MASK]"])',
+        TASKS[HEAD_MASKED]: f".fill_mask([{json.dumps(f'a {mask} text', ensure_ascii=False)}])",
     }.get(task, f'{_METHODS.get(str(head), "")}(["a text"])')
     python = [
         "## Use",

@@ -13,7 +13,7 @@ from benchmarks.gpu.schemas import kind_of, read
 from benchmarks.harness.records import RECORDS, ROOT, read_document, read_lines
 from benchmarks.render import cpu, decoders, equal_time, gpu, gpu_table, options, precision, pruning, serving
 from benchmarks.render.plots import plots
-from benchmarks.render.students import render_students
+from benchmarks.render.students import render_causal, render_students
 
 DOCUMENTS = (
     "README.md",
@@ -28,6 +28,7 @@ WHOLE_FILES = {
     "embedding.json": cpu.render_embedding,
     "decoders.json": decoders.render_vectors,
     "decoder-cuts.json": decoders.render_cuts,
+    "causal.json": render_causal,
     "end-to-end.json": cpu.render_end_to_end,
     "sparse-weights.json": cpu.render_sparse,
     "rag.json": serving.render_rag,

@@ -1,9 +1,12 @@
-"""Render the training runs of `benchmarks/students/train.py`; `benchmarks.render` puts them into the documents."""
+"""Render the training runs of `benchmarks/students/train.py` and `causal.py`; `benchmarks.render` puts them into the documents."""
 
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from typing import Any
+
+from benchmarks.render.tables import place, table
 
 ADAPTIVE, STATIC, RANDOM = "adaptive", "static", "random"
 
@@ -138,3 +141,48 @@ def _cuts(runs: list[dict[str, Any]]) -> str:
 
 def _ranks(ranks: dict[str, float]) -> str:
     return f"{ranks['spearman']:.3f} within a text, {ranks['spearman_pooled']:.3f} over all"
+
+
+def render_causal(record: dict[str, Any]) -> str:
+    """Return what students of a causal model of vectors lose, by method: means of all seeds, and each seed's loss."""
+    teacher, *rows = record["results"]
+    methods = defaultdict(list)
+    for row in rows:
+        methods[row["name"].split(",")[0]].append(row)
+    lines = []
+    for name, runs in methods.items():
+        losses = [100 * run["loss"] for run in runs]
+        mean, drawn = statistics.mean(losses), 100 * max(run["margin"] for run in runs)
+        noise = (drawn**2 + 4 * statistics.variance(losses) / len(runs)) ** 0.5
+        each = ", ".join(f"{loss:+.1f}" for loss in losses)
+        saved = statistics.mean(run["flops_reduction"]["packed"] for run in runs)
+        close = statistics.mean(run["cosine"] for run in runs)
+        accuracy = 100 * statistics.mean(run["accuracy"] for run in runs)
+        told = " (within noise)" if abs(mean) <= noise else ""
+        lines.append(
+            [
+                f"`{name}`",
+                f"1 / {saved:.2f}",
+                f"{close:.3f}",
+                f"{accuracy:.2f}",
+                f"{mean:+.2f} ± {noise:.1f}{told}",
+                each,
+            ]
+        )
+    heads = [
+        "method",
+        "FLOPs against packed dense",
+        "cosine with the teacher's vector",
+        "accuracy",
+        "points lost",
+        "by seed",
+    ]
+    verified = sum(row["status"] == "verified" for row in rows)
+    told = (
+        f"The teacher has {teacher['accuracy']:.2%}. {record['rows']:,} rows of training, {record['test']:,} of test, "
+        f"{record['neighbours']} neighbours; means of all seeds. Of {len(rows)} exported students {verified} are verified. "
+        f"`python -m benchmarks.students.causal`; {place(record)}.\n\n"
+        "After ±: the 95% interval of the paired difference over the test rows, the widest of any seed, and twice the standard error over "
+        "seeds, added as squares."
+    )
+    return f"{table(heads, lines)}\n\n{told}"

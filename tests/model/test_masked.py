@@ -1,19 +1,24 @@
 """Logits of masked tokens: every family's masked-language head, as transformers computes it, and no other row of it."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_sparse import FAMILIES, batch_for
 from tiny_models import make_encoder
+from tokenizers import ByteLevelBPETokenizer
 
 from adtp_export.errors import InputError
-from adtp_export.model import PrunedEncoderConfig
+from adtp_export.model import PrunedEncoderConfig, predictions
 from adtp_export.model.heads import head_class
 from adtp_export.model.heads.masked import some_of_each
 from adtp_export.model.packed import PackedInputs, PackedStudent
 from adtp_export.model.selection import compacted
+from adtp_export.model.tokenizer import load_tokenizer
 
 MASK = 7
 
@@ -25,8 +30,12 @@ def make(backbone, **fields):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_transformers_own_for_masked_tokens(family):
-    """The rows of `batch_for` have 40, 1, 9 and 33 tokens. transformers rounds a root mean square to fp32, whatever the states are."""
+def test_logits_are_transformers_own_for_masked_tokens(monkeypatch, family):
+    """In blocks that do not divide the vocabulary.
+
+    The rows of `batch_for` have 40, 1, 9 and 33 tokens. transformers rounds a root mean square to fp32, whatever the states are.
+    """
+    monkeypatch.setattr(predictions, "BLOCK", 40)
     model = make(FAMILIES[family]).double()
     batch = batch_for(model)
     ids = batch["input_ids"]
@@ -81,6 +90,26 @@ def test_rows_are_the_masked_ones_and_the_first_of_texts_without(texts):
 def test_what_is_refused(fields, message):
     with pytest.raises(InputError, match=message):
         PrunedEncoderConfig(**{"backbone": FAMILIES["bert"], "head": "masked", "mask_token_id": 1, **fields})
+
+
+@pytest.mark.parametrize("file", ["special_tokens_map.json", "tokenizer_config.json", "decoder"])
+def test_a_mask_takes_the_space_before_it_where_files_of_byte_level_tokenizers_say_so(tmp_path, file):
+    trained, text = ByteLevelBPETokenizer(), "good <mask>"
+    trained.train_from_iterator([text], vocab_size=300, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    trained.save_model(str(tmp_path))
+    token = {"__type": "AddedToken", "content": "<mask>", "lstrip": True, "rstrip": False, "single_word": False}
+    token["normalized"] = False
+    files = {name: {} for name in ("special_tokens_map.json", "tokenizer_config.json")}
+    if file in files:
+        files[file]["mask_token"] = token
+    else:
+        files["tokenizer_config.json"] |= {"mask_token": "<mask>", "added_tokens_decoder": {"4": token}}
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    own = load_tokenizer(tmp_path, transformers.RobertaConfig(vocab_size=300))
+    ids = own.encode(text).ids
+    assert ids == transformers.RobertaTokenizer.from_pretrained(str(tmp_path))(text).input_ids
+    assert own.token_to_id("\u0120") not in ids  # the space alone
 
 
 def test_other_heads_have_no_mask():

@@ -20,7 +20,7 @@ def manifest(packed_export):
         ("spans", {}, "question-answering", 'model([("one text", "another")])'),
         ("embedding", {}, "sentence-similarity", 'SentenceTransformer("a/b", backend="onnx")'),
         ("sparse", {}, "feature-extraction", 'model.encode_sparse(["a text"])'),
-        ("masked", {}, "fill-mask", "model.fill_mask(["),
+        ("masked", {}, "fill-mask", 'model.fill_mask(["a [MASK] text"])'),
         ("vectors", {}, "feature-extraction", 'model.encode_document(["a text"])'),
         ("hybrid", {}, "feature-extraction", 'model.encode_hybrid(["a text"])'),
         (

@@ -73,17 +73,18 @@ def target_ids(targets: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
     """Return the ids of words, ``(n,) int64``, rising, each once: of tokens that are written so, or that a word becomes.
 
     Raises:
-        InputError: none at all, or a word that is no single token.
+        InputError: none at all, or a word that is no single token, or one that the tokenizer does not know.
     """
     if not targets:
         raise InputError("targets: got none; accepted is at least one word, or None for all of the vocabulary")
-    found = set()
+    found, unknown = set(), getattr(tokenizer.model, "unk_token", None) or "<unk>"  # Unigram does not say
     for target in targets:
         number = tokenizer.token_to_id(target)
         ids = [number] if number is not None else tokenizer.encode(target, add_special_tokens=False).ids
-        if len(ids) != 1:
-            parts = " ".join(str(tokenizer.id_to_token(i)) for i in ids)
-            became = f"{len(ids)} tokens ({parts})" if ids else "no token"
+        parts = [tokenizer.id_to_token(i) for i in ids]
+        if len(ids) != 1 or (number is None and parts == [unknown]):
+            counted = f"{len(ids)} tokens" if len(ids) > 1 else "the unknown token"
+            became = f"{counted} ({' '.join(map(str, parts))})" if ids else "no token"
             raise InputError(
                 f"targets: got {quoted(target)}, which becomes {became}; accepted are words that are one token"
             )

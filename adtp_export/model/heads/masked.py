@@ -14,7 +14,7 @@ from transformers import AutoModelForMaskedLM
 from transformers.modeling_outputs import ModelOutput
 
 from ..config import PrunedEncoderConfig
-from ..predictions import Predictions
+from ..predictions import Decoder, Predictions
 from ..selection import compacted
 from ..sequences import Packed, data_size, pack
 from . import Kept
@@ -81,12 +81,14 @@ class PackedMasked(nn.Module):
 
     def __init__(self, predictions: Predictions) -> None:
         super().__init__()
-        self.transform, self.decoder = predictions
+        self.transform, self.to_vocabulary = predictions.transform, Decoder(predictions.decoder)
+        self.decoder = predictions.decoder
 
     def forward(self, tokens: Packed, shape: torch.Size | None) -> tuple[Tensor]:
         assert tokens.asked is not None
         rows, bounds = compacted(some_of_each(tokens.asked, tokens.cu_seqlens), tokens.cu_seqlens)
-        logits = self.decoder(self.transform(tokens.states.index_select(0, rows)))
+        states = self.transform(tokens.states.index_select(0, rows))
+        logits = self.to_vocabulary(states, lambda x: x, tokens.cu_seqlens[0])
         counts = bounds[1:] - bounds[:-1]
         texts, width = counts.shape[0], data_size(counts.max())
         _, places = pack(counts, width)

@@ -25,7 +25,9 @@ def write_reports(run: ExportContext, plan: ExportPlan, manifest: Manifest, view
     if plan.layout == HUB:
         fields = card.metadata(manifest, run.checkpoint.directory, run.checkpoint.raw_config, plan.card)
         repo = plan.options.push_to_hub or f"USER/{manifest.checkpoint['name']}"
-        texts.append(card.render(manifest, fields, repo))
+        asked = run.checkpoint.student.asked_id
+        mask = "[MASK]" if asked is None else str(run.checkpoint.tokenizer.id_to_token(asked))
+        texts.append(card.render(manifest, fields, repo, mask))
     with run.writing():
         for name, text in zip(REPORTS, texts):
             (run.work / name).write_text(text, encoding="utf-8")
