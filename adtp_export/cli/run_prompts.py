@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, check_int, flag_name, printable
+from ..io import written_whole
 from .parsing import Parser
 
 TAKEN = ("out", "texts", "text", "file", "format", "text_column", "batch_size", "threads", "target")
 """Options of adtp-run that also go with a model that generates text."""
-OPTIONS = ("image", "chat", "max_new_tokens", "temperature", "top_p", "seed")
+OPTIONS = ("image", "chat", "max_new_tokens", "temperature", "top_p", "seed", "report")
 
 
 def add_generation(parser: Parser) -> None:
@@ -46,6 +47,12 @@ def add_generation(parser: Parser) -> None:
         help="draw from the likeliest tokens that have this share together (default: 1)",
     )
     group.add_argument("--seed", metavar="N", type=int, help="seed of the draws (default: 0)")
+    group.add_argument(
+        "--report",
+        metavar="FILE",
+        type=Path,
+        help="also write a page (.html) about this run of one text: which patches of the picture stayed at each stage, caches, times",
+    )
 
 
 def asked(options: argparse.Namespace) -> dict[str, Any]:
@@ -82,16 +89,16 @@ def command(options: argparse.Namespace, texts: list[Any], default: Callable[[st
     if pair := next((text for text in texts if not isinstance(text, str)), None):
         raise InputError(f"got the pair {pair!r}; accepted are prompts, so leave --text-pair out")
     given = asked(options)
-    images, chat = given.pop("image", None), given.pop("chat", False)
+    images, chat, report = given.pop("image", None), given.pop("chat", False), given.pop("report", None)
     if images is not None and len(images) != len(texts):
         raise InputError(f"--image: got {len(images)} for {len(texts)} texts; accepted is one for each text, or none")
-    generator, sampling = Generator(options.out, options.threads, options.target), Sampling(**given)
+    sampling = Sampling(**given)
     prompts = [said(text, images is not None) for text in texts] if chat else texts
+    if report is not None:
+        return _reported(options, images, prompts, sampling)
+    generator = Generator(options.out, options.threads, options.target)
     if len(texts) == 1:
-        for (piece,) in generator.stream(images, prompts, sampling):
-            sys.stdout.write(printable(piece))
-            sys.stdout.flush()
-        print()
+        _print_stream(generator.stream(images, prompts, sampling))
         return 0
     from .console import print_json
 
@@ -100,6 +107,45 @@ def command(options: argparse.Namespace, texts: list[Any], default: Callable[[st
         own = None if images is None else images[batch]
         for text, found in zip(texts[batch], whole(generator.stream(own, prompts[batch], sampling), len(texts[batch]))):
             print_json({"text": text, "generated": found}, indent=None)
+    return 0
+
+
+def _print_stream(pieces: Iterable[Sequence[str]]) -> str:
+    """Print what one text goes on with, while it comes, and return it."""
+    found = ""
+    for (piece,) in pieces:
+        sys.stdout.write(printable(piece))
+        sys.stdout.flush()
+        found += piece
+    print()
+    return found
+
+
+def _reported(options: argparse.Namespace, images: Any, prompts: Sequence[Any], sampling: Any) -> int:
+    """Print what follows a prompt, and write a page about the run.
+
+    Raises:
+        InputError: there are several prompts, or the page cannot be written.
+    """
+    from ..inference.traced import TracedGenerator
+    from ..report.generated import render
+
+    path: Path = options.report
+    if len(prompts) != 1:
+        raise InputError(f"--report: got {len(prompts)} texts; accepted is one, which the page is about")
+    if path.suffix != ".html":
+        raise InputError(f"--report: got {path}; accepted is a file that ends in .html")
+    if not path.parent.is_dir():
+        raise InputError(f"--report: there is no directory {path.parent}; make it, or name another place")
+    generator = TracedGenerator(options.out, options.threads, options.target)
+    answer = _print_stream(generator.stream(images, prompts, sampling))
+    page = render(generator.trace(prompts[0], answer))
+    try:
+        with written_whole(path) as partial:
+            partial.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--report: {path} cannot be written ({error.strerror}); name a place with room") from error
+    print(printable(f"adtp-run: {path}"), file=sys.stderr)
     return 0
 
 

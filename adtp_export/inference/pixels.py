@@ -146,6 +146,17 @@ def normalized(picture: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray:
     return np.ascontiguousarray(result)
 
 
+def denormalized(values: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray:
+    """Turn ``(3, height, width) fp32`` back into ``(height, width, 3) uint8``: what `normalized` was given."""
+    picture = values.transpose(1, 2, 0).astype(np.float64)
+    if settings.get("do_normalize", True):
+        mean, std = (np.asarray(settings.get(name, 0.5)) for name in ("image_mean", "image_std"))
+        picture = picture * std + mean
+    if settings.get("do_rescale", True):
+        picture /= settings.get("rescale_factor", 1 / 255)
+    return np.clip(np.rint(picture), 0, 255).astype(np.uint8)
+
+
 def resized(picture: np.ndarray, height: int, width: int, kernel: int = BICUBIC) -> np.ndarray:
     """Resize ``(h, w, 3) uint8`` along rows and then along columns, each rounded to uint8: bit by bit what Pillow 10 to 12 does.
 

@@ -1,6 +1,8 @@
 """A small LLaVA from its checkpoint to text: exported, verified, and run on ONNX Runtime alone."""
 
 import json
+import re
+from html import escape
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,8 +20,9 @@ from adtp_export.errors import InputError
 from adtp_export.graph import program
 from adtp_export.inference import generation
 from adtp_export.inference.generation import Generator, Sampling, whole
-from adtp_export.inference.pixels import pixel_values, read_picture, resized
+from adtp_export.inference.pixels import pixel_values
 from adtp_export.model.decoder import load_decoder
+from adtp_export.report.generated import left_out
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 from adtp_export.verify.prefill import Oracle, Prompt
 
@@ -56,8 +59,9 @@ def pictures():
     return [generator.integers(0, 256, shape, dtype=np.uint8) for shape in ((16, 16, 3), (40, 23, 3))]
 
 
-def oracle_tokens(folder, pictures, steps):
-    """Greedy tokens of the oracle in fp64, a list for each of `PROMPTS`."""
+@pytest.fixture(scope="module")
+def readings(folder, pictures):
+    """What the oracle makes in fp64 of each of `PROMPTS`, with 12 greedy tokens."""
     decoder = load_decoder(folder / "model", json.loads((folder / "btp.json").read_text()))
     settings = json.loads((folder / "model" / "preprocessor_config.json").read_text())
     pixels = torch.tensor(np.stack([pixel_values(picture, settings, 16) for picture in pictures]))
@@ -70,16 +74,15 @@ def oracle_tokens(folder, pictures, steps):
             before, behind = (decoder.embeddings(torch.tensor(part)) for part in (ids[:place], ids[place + 1 :]))
             image = torch.zeros(len(ids) - 1 + len(features), dtype=torch.bool)
             image[place : place + len(features)] = True
-            reading = oracle.read(Prompt(torch.cat([before, features, behind]), image), steps - 1)
-            found.append([int(logits.argmax()) for logits in reading.logits])
+            found.append(oracle.read(Prompt(torch.cat([before, features, behind]), image), 11))
     return found
 
 
-def test_text_is_that_of_the_oracle(folder, pictures):
+def test_text_is_that_of_the_oracle(folder, pictures, readings):
     manifest = json.loads((folder / "out" / "manifest.json").read_text())
     assert {VISION_MODEL, EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, "report.md"} <= set(manifest["files"])
     assert {target["status"] for target in manifest["targets"].values()} == {"verified"}
-    wanted = oracle_tokens(folder, pictures, 12)
+    wanted = [[int(logits.argmax()) for logits in reading.logits] for reading in readings]
     found = adtp_export.generate(folder / "out", pictures, PROMPTS, max_new_tokens=12)
     assert found == [" ".join(f"w{token}" for token in row) for row in wanted]
     with pytest.raises(InputError, match="unknown option 'tokens'"):
@@ -181,25 +184,6 @@ def test_streams_draws_and_stops(generator, pictures, monkeypatch):
     assert ended[0].split() == greedy[0].split()[:1]
 
 
-def test_draws_are_as_likely_as_they_should_be():
-    """Of the tokens that have the share together, each as often as its share of these says."""
-    probabilities = np.array([0.5, 0.3, 0.15, 0.05])
-    many = np.log(np.tile(probabilities, (4000, 1)))
-    drawn = Sampling(temperature=1.0, top_p=0.7).choose(many, np.random.default_rng(0))
-    shares = np.bincount(drawn, minlength=4) / len(drawn)
-    wanted = np.array([0.5, 0.3, 0, 0]) / 0.8
-    six_deviations = 6 * np.sqrt(wanted * (1 - wanted) / len(drawn))
-    assert (np.abs(shares - wanted) <= six_deviations).all()
-
-
-def test_pictures_are_resized_as_torch_does(pictures):
-    """Both round to bytes between the two directions, so one step is all that they may differ by."""
-    for size in ((16, 16), (70, 31), (9, 40)):
-        tensor = torch.tensor(pictures[1]).permute(2, 0, 1)[None]
-        wanted = torch.nn.functional.interpolate(tensor, size, mode="bicubic", antialias=True)[0].permute(1, 2, 0)
-        assert np.abs(resized(pictures[1], *size).astype(int) - wanted.numpy()).max() <= 1
-
-
 @pytest.mark.parametrize(
     ("images", "texts", "options", "told"),
     [
@@ -264,18 +248,6 @@ def test_text_that_ends_within_a_character_is_told(generator, monkeypatch):
     assert found.endswith("\ufffd")
 
 
-def test_settings_of_pictures(pictures):
-    """As transformers' processors have them."""
-    plain = {"do_resize": False}
-    assert np.array_equal(
-        pixel_values(pictures[0], {**plain, "do_rescale": False, "do_normalize": False}, 16),
-        pictures[0].transpose(2, 0, 1).astype(np.float32),
-    )
-    for refused in ({"do_pad": True}, {"size": {"longest_edge": 16}}, {"resample": 2}):
-        with pytest.raises(InputError, match=f"got {next(iter(refused)).replace('_', '.')}"):
-            pixel_values(pictures[0], refused, 16)
-
-
 @pytest.mark.parametrize(
     "files",
     [
@@ -293,12 +265,6 @@ def test_settings_are_found(generator, pictures, files, tmp_path, monkeypatch):
         generator.pictures(pictures[:1])
 
 
-def test_an_empty_file_is_no_picture(tmp_path):
-    (tmp_path / "empty.npy").touch()
-    with pytest.raises(InputError, match=r"empty\.npy is no picture"):
-        read_picture(tmp_path / "empty.npy")
-
-
 @pytest.mark.slow
 def test_the_command(folder, generator, pictures, tmp_path):
     np.save(tmp_path / "photo.npy", pictures[0])
@@ -310,6 +276,37 @@ def test_the_command(folder, generator, pictures, tmp_path):
         "adtp-run", folder / "out", "--text", "w1 w2", "--text", "w3", "--max-new-tokens", 2, "--batch-size", 1
     )
     assert [json.loads(line)["text"] for line in two.stdout.splitlines()] == ["w1 w2", "w3"]
+
+
+def test_a_page_shows_which_patches_stayed(folder, pictures, readings, tmp_path, capsys):
+    """Those that the oracle keeps; the rest is covered."""
+    np.save(tmp_path / "photo.npy", pictures[0])
+    asked = ["--image", str(tmp_path / "photo.npy"), "--text", PROMPTS[0], "--max-new-tokens", "3"]
+
+    def page(name, *more):
+        typed = [str(folder / "out"), *asked, *more, "--report", str(tmp_path / name)]
+        return run.command(run.make_parser().parse_args(typed))
+
+    assert page("run.html") == 0
+    text = (tmp_path / "run.html").read_text()
+    told = capsys.readouterr().out.strip()
+    assert len(told.split()) == 3
+    assert f"<div class=said>{escape(told)}</div>" in text
+    assert f"<div class=said>{escape(PROMPTS[0])}</div>" in text
+    stayed = [np.isin(np.arange(2, 18), rows).reshape(4, 4) for rows in readings[0].rows]
+    assert [int(kept.sum()) for kept in stayed] == [16, 8, 4, 0]
+    assert [path in text for path in map(left_out, stayed)] == [True] * 4
+    assert re.findall(r"<td>Layer (\d)</td><td>(\d+)</td>", text) == [
+        (str(i), str(len(rows))) for i, rows in enumerate(readings[0].rows)
+    ]
+    assert set(re.findall(r"(?:href|src)='([^,']*)", text)) == {"data:image/png;base64", "#tile0"}
+    for wrong, said_then in (
+        (("run.pdf",), "accepted is a file that ends in .html"),
+        (("no/run.html",), "there is no directory"),
+        (("run.html", "--text", "w1", "--image", "photo.npy"), "got 2 texts; accepted is one"),
+    ):
+        with pytest.raises(InputError, match=f"--report: .*{said_then}"):
+            page(*wrong)
 
 
 def test_other_models_are_told_apart(folder, exported):

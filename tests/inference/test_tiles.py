@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 import adtp_export
 from adtp_export.errors import InputError
 from adtp_export.inference.generation import Generator, Sampling
-from adtp_export.inference.pixels import read_picture
+from adtp_export.inference.pixels import pixel_values, read_picture, resized
 from adtp_export.inference.tiles import prepared
 
 SETTINGS = {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}, "do_pad": True}
@@ -143,3 +143,31 @@ def test_pruned_files_are_verified(kind, tmp_path):
     manifest = adtp_export.export(tmp_path / "model", tmp_path / "out", pruning=tmp_path / "btp.json")
     assert {target.status for target in manifest.targets.values()} == {"verified"}
     assert adtp_export.generate(tmp_path / "out", [picture(40, 23)], ["w1 <image> w2"], max_new_tokens=3)
+
+
+def test_an_empty_file_is_no_picture(tmp_path):
+    (tmp_path / "empty.npy").touch()
+    with pytest.raises(InputError, match=r"empty\.npy is no picture"):
+        read_picture(tmp_path / "empty.npy")
+
+
+def test_pictures_are_resized_as_torch_does():
+    """Both round to bytes between the two directions, so one step is all that they may differ by."""
+    colors = picture(40, 23)
+    for size in ((16, 16), (70, 31), (9, 40)):
+        tensor = torch.tensor(colors).permute(2, 0, 1)[None]
+        wanted = torch.nn.functional.interpolate(tensor, size, mode="bicubic", antialias=True)[0].permute(1, 2, 0)
+        assert np.abs(resized(colors, *size).astype(int) - wanted.numpy()).max() <= 1
+
+
+def test_settings_of_pictures():
+    """As transformers' processors have them."""
+    colors = picture(16, 16)
+    plain = {"do_resize": False}
+    assert np.array_equal(
+        pixel_values(colors, {**plain, "do_rescale": False, "do_normalize": False}, 16),
+        colors.transpose(2, 0, 1).astype(np.float32),
+    )
+    for refused in ({"do_pad": True}, {"size": {"longest_edge": 16}}, {"resample": 2}):
+        with pytest.raises(InputError, match=f"got {next(iter(refused)).replace('_', '.')}"):
+            pixel_values(colors, refused, 16)
