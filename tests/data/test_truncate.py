@@ -130,6 +130,10 @@ def test_texts_are_cut_as_tokenizers_cuts_them(tokenizers, which, texts, max_tok
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("adtp_export.data.truncate._CHARACTERS", 1)
         patch.setattr("adtp_export.data.truncate._PATTERN", 4)  # "'ll" is the longest one here
+        if not all(ids for ids, *_ in expected):  # of a tokenizer that adds no token
+            with pytest.raises(InputError, match="the tokenizer gives no token"):
+                encode(tokenizers[which], texts, max_tokens)
+            return
         rows = encode(tokenizers[which], texts, max_tokens)
     assert [(row.input_ids, row.token_type_ids, row.truncated) for row in rows] == [
         (i, t, c) for i, t, _, c in expected
@@ -195,8 +199,10 @@ def test_tokens_are_written_as_the_vocabulary_has_them(tokenizers):
 def test_sides_of_any_length(tokenizers, first, second, max_tokens):
     pair = ("film " * first, "film " * second)
     for tokenizer in tokenizers:
-        (row,) = encode(tokenizer, [pair], max_tokens)
         (expected,) = truncated_by_the_library(tokenizer, [pair], max_tokens)
+        if not expected[0]:
+            continue
+        (row,) = encode(tokenizer, [pair], max_tokens)
         assert (row.input_ids, row.token_type_ids, strings(tokenizer, row.input_ids), row.truncated) == expected
 
 

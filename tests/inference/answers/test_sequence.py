@@ -19,7 +19,7 @@ def test_heads_are_a_table():
     assert answers.for_head("sequence") is sequence
     with pytest.raises(
         InputError,
-        match="got 'sequenze'; accepted are sequence, tokens, spans, embedding, sparse, vectors, hybrid; did you mean 'sequence'",
+        match="got 'sequenze'; accepted are sequence, tokens, spans, embedding, masked, sparse, vectors, hybrid; did you mean 'sequence'",
     ):
         answers.for_head("sequenze")
 
