@@ -60,7 +60,7 @@ def test_format_2_loads(edit_format_2, backbone, pruning):
         (
             "adtp",
             {"head": "sequences"},
-            "head: got 'sequences'; accepted are sequence, tokens, spans, embedding, sparse, masked, vectors, hybrid; did you mean 'sequence'",
+            "got 'sequences'; accepted are sequence, tokens, spans, embedding, sparse, masked, vectors, hybrid; did you mean 'sequence'",
         ),
         ("adtp", {"head": None}, "field 'head' is missing; checkpoint format 2 needs backbone, head"),
         ("adtp", {"backbone": None}, "field 'backbone' is missing"),
