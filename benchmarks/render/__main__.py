@@ -28,6 +28,7 @@ WHOLE_FILES = {
     "embedding.json": cpu.render_embedding,
     "decoders.json": decoders.render_vectors,
     "decoder-cuts.json": decoders.render_cuts,
+    "long-texts.json": decoders.render_long_texts,
     "causal.json": render_causal,
     "end-to-end.json": cpu.render_end_to_end,
     "sparse-weights.json": cpu.render_sparse,

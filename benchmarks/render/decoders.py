@@ -1,7 +1,8 @@
-"""Render the records of `benchmarks/cpu/decoders.py` and `decoder_cuts.py`."""
+"""Render the records of `benchmarks/cpu/decoders.py`, `decoder_cuts.py` and `long_texts.py`."""
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from benchmarks.cpu.contenders import OURS
@@ -48,3 +49,23 @@ def render_cuts(record: dict[str, Any]) -> str:
         f"`python -m benchmarks.cpu.decoder_cuts`; {place(record)}."
     )
     return f"{table(heads, lines, texts=2)}\n\n{told}"
+
+
+def render_long_texts(record: dict[str, Any]) -> str:
+    """Return what memory long texts add, and how long a batch with one of them takes beside its parts."""
+    lengths = list(record["results"][0]["added_mb"])
+    lines = []
+    for row in record["results"]:
+        shares = row["of_the_sum"]
+        quoted_share = f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})"
+        lines.append([row["model"], *(f"{row['added_mb'][length]:,}" for length in lengths), quoted_share])
+    heads = [
+        "model",
+        *(f"{int(length):,} tokens, MB" for length in lengths),
+        "one long and 31 short texts, times both apart",
+    ]
+    told = (
+        f"{record['layers']} layers, {record['engine']}; median of {len(record['results'][0]['of_the_sum'])} rounds, and their range. "
+        f"`python -m benchmarks.cpu.long_texts`; {place(record)}."
+    )
+    return f"{table(heads, lines)}\n\n{told}"
