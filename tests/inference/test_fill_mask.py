@@ -6,6 +6,9 @@ import numpy as np
 import onnx
 import pytest
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from plain_models import edit_json, write_plain
 
 import adtp_export
@@ -62,6 +65,14 @@ def test_the_file_names_the_axis_and_runtimes_hold_one_table(model):
     assert len(tables) == 1
     assert len(readers) > 1
     assert all(node.op_type == "Gather" and node.input[1] not in constant for node in readers)
+
+
+@given(
+    arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 9)), elements=st.integers(-2, 2)), st.integers(1, 10)
+)
+def test_the_best_are_those_of_a_stable_sort(logits, top_k):
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
+    assert np.array_equal(masked.best(logits, top_k, None).tokens, order)
 
 
 def test_of_equal_tokens_the_first_are_best():

@@ -39,9 +39,16 @@ def best(logits: np.ndarray, top_k: int, targets: np.ndarray | None) -> Best:
     shares = shifted / shifted.sum(1, keepdims=True)
     if targets is not None:
         shares = shares[:, targets]
-    k = min(top_k, shares.shape[1])
-    order = np.argsort(-shares, axis=1, kind="stable")[:, :k]
+    order = np.stack([_largest(row, min(top_k, len(row))) for row in shares])
     return Best(order if targets is None else targets[order], np.take_along_axis(shares, order, 1))
+
+
+def _largest(row: np.ndarray, k: int) -> np.ndarray:
+    """Return the places of the `k` largest numbers of ``(n,)``, falling. Only these are sorted: a vocabulary may have 250,000 tokens."""
+    least = np.partition(row, len(row) - k)[len(row) - k]
+    (candidates,) = np.nonzero(~(row < least))  # all of them, where they are NaN
+    order: np.ndarray = candidates[np.argsort(-row[candidates], kind="stable")[:k]]
+    return order
 
 
 def fillings(ids: Sequence[int], mask_id: int, found: Best, tokenizer: Tokenizer, pad_id: int) -> list[list[Filling]]:
