@@ -55,6 +55,12 @@ class Random:
         chosen = torch.randperm(sources, generator=self.generator)[:live].sort().values
         return torch.cat([chosen, torch.full((size - live,), 2**30)]).to(torch.int32)
 
+    def chosen(self, live: int, size: int, columns: int, indexed: bool) -> tuple[int, torch.Tensor, torch.Tensor]:
+        """How many rows there are, these, and an index of those that are read, or none."""
+        sources = size + 5 if indexed else size
+        x = self.rows(sources if indexed else live, sources, columns)
+        return sources, x, self.index(live, sources, size) if indexed else unwritten(1, dtype=torch.int32)
+
 
 def share(exact: torch.Tensor, allowed: torch.Tensor, written: torch.Tensor) -> float:
     """The largest error, divided by what is allowed there."""
@@ -111,10 +117,8 @@ def check_product(
     capacity = capacity or rows + 3
     dtype = TYPES[variant.dtype or ""]
     random = Random(seed, dtype)
-    sources = capacity + 5 if indexed else capacity
-    a = random.rows(sources if indexed else rows, sources, k + strides[0])
+    sources, a, index = random.chosen(rows, capacity, k + strides[0], indexed)
     a[:, k:] = float("nan")
-    index = random.index(rows, sources, capacity) if indexed else unwritten(1, dtype=torch.int32)
     weight, bias = random(n, k), random(n)
     is_parts = variant.constants.get("bias", 0) is None
     shape = (parts, capacity, n + strides[1]) if is_parts else (capacity, n + strides[1])
@@ -176,9 +180,7 @@ def check_add_norm(
     capacity, eps = rows + 3, 1e-5
     dtype = TYPES[variant.dtype or ""]
     random = Random(seed, dtype)
-    sources = capacity + 5 if indexed else capacity
-    residual = random.rows(sources if indexed else rows, sources, hidden)
-    index = random.index(rows, sources, capacity) if indexed else unwritten(1, dtype=torch.int32)
+    sources, residual, index = random.chosen(rows, capacity, hidden, indexed)
     is_whole = variant.constants.get("bias", 0) is None
     summed = random(parts, capacity, hidden, dtype=dtype if is_whole else torch.float32)
     summed[:, rows:] = float("nan")

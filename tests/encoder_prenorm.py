@@ -75,9 +75,7 @@ def check_add_rms(
 ) -> float:
     capacity, dtype = rows + 3, TYPES[variant.dtype or ""]
     random = Random(seed, dtype)
-    sources = capacity + 5 if indexed else capacity
-    residual = random.rows(sources if indexed else rows, sources, hidden)
-    index = random.index(rows, sources, capacity) if indexed else unwritten(1, dtype=torch.int32)
+    sources, residual, index = random.chosen(rows, capacity, hidden, indexed)
     summed = random(max(parts, 1), capacity, hidden, dtype=FP32)
     summed[:, rows:] = float("nan")
     bias, weight = random(hidden), random(hidden)
@@ -160,9 +158,7 @@ def check_gated(
 ) -> float:
     capacity, dtype, blocks = capacity or rows + 3, TYPES[variant.dtype or ""], variant.constants
     random = Random(seed, dtype)
-    sources = capacity + 5 if indexed else capacity
-    a = random.rows(sources if indexed else rows, sources, k)
-    index = random.index(rows, sources, capacity) if indexed else unwritten(1, dtype=torch.int32)
+    sources, a, index = random.chosen(rows, capacity, k, indexed)
     weight, bias, out = random(2 * n, k), random(2 * n), unwritten(capacity, n, dtype=dtype)
     most = -(-capacity // blocks["BLOCK_M"]) * -(-n // blocks["BLOCK_N"])
     launch(

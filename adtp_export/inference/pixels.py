@@ -124,6 +124,10 @@ def _numbers(settings: Mapping[str, Any], name: str, default: float) -> np.ndarr
     return np.asarray(found, dtype=np.float32)
 
 
+def _mean_and_std(settings: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    return _numbers(settings, "image_mean", 0.5), _numbers(settings, "image_std", 0.5)
+
+
 def kernel_of(settings: Mapping[str, Any], default: int = BICUBIC) -> int:
     """Return the number of what weighs pixels; raises InputError for one that is not accepted."""
     kernel: int = settings.get("resample", default)
@@ -141,7 +145,7 @@ def normalized(picture: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray:
         values *= _numbers(settings, "rescale_factor", 1 / 255)
     if not settings.get("do_normalize", True):
         return np.ascontiguousarray(values.transpose(2, 0, 1))
-    mean, std = (_numbers(settings, name, 0.5) for name in ("image_mean", "image_std"))
+    mean, std = _mean_and_std(settings)
     result: np.ndarray = ((values - mean) / std).transpose(2, 0, 1)
     return np.ascontiguousarray(result)
 
@@ -150,10 +154,10 @@ def denormalized(values: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray:
     """Turn ``(3, height, width) fp32`` back into ``(height, width, 3) uint8``: what `normalized` was given."""
     picture = values.transpose(1, 2, 0).astype(np.float64)
     if settings.get("do_normalize", True):
-        mean, std = (np.asarray(settings.get(name, 0.5)) for name in ("image_mean", "image_std"))
+        mean, std = _mean_and_std(settings)
         picture = picture * std + mean
     if settings.get("do_rescale", True):
-        picture /= settings.get("rescale_factor", 1 / 255)
+        picture /= _numbers(settings, "rescale_factor", 1 / 255)
     return np.clip(np.rint(picture), 0, 255).astype(np.uint8)
 
 

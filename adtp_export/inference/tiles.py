@@ -75,11 +75,7 @@ def _with_text_between(picture: np.ndarray, settings: Mapping[str, Any], side: i
         for row in range(rows)
     ]
     written = "".join([*lines, "\n" if rows else "", FAKE, WHOLE, marker, FAKE])
-    return Prepared(np.stack([normalized(tile, _standard(settings)) for tile in tiles]), written, list)
-
-
-def _standard(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, **settings}
+    return Prepared(np.stack([normalized(tile, settings) for tile in tiles]), written, list)
 
 
 def _by_longest_edge(picture: np.ndarray, size: Mapping[str, int]) -> tuple[int, int]:

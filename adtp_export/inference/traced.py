@@ -91,6 +91,15 @@ class Trace:
     seconds: Mapping[str, Sequence[float]]
 
     @property
+    def layers(self) -> int:
+        return sum(stage.layers for stage in self.entering)
+
+    @property
+    def cache(self) -> int:
+        """Bytes of all layers."""
+        return sum(stage.layers * stage.cache for stage in self.entering)
+
+    @property
     def first_token(self) -> float:
         """Seconds in files until the first token is known."""
         return sum(sum(self.seconds.get(name, ())) for name in ("vision", "embed", "prefill"))

@@ -188,6 +188,9 @@ METHODS: dict[str, type[Stage]] = {
     "pyramiddrop": PyramidDropStage,
 }
 
+NAMES = (*METHODS, DIVPRUNE)
+"""Of all methods for image tokens."""
+
 PRESETS: dict[str, list[dict[str, Any]]] = {
     "btp": [
         {"layer": 3, "divisor": 2, "attended": 0.3, "surplus": 3.7, "diverse": 0.3, "spatial": 144},
@@ -221,9 +224,9 @@ def read_stages(fields_given: Mapping[str, Any], layers: int, image_tokens: int)
     """
     method = fields_given.get("method")
     if not isinstance(method, str) or method not in METHODS:
-        hint = did_you_mean(str(method), [*METHODS, DIVPRUNE])
+        hint = did_you_mean(str(method), NAMES)
         raise InputError(
-            f"pruning.method: got {quoted(method)}; accepted for image tokens are {', '.join([*METHODS, DIVPRUNE])}{hint}"
+            f"pruning.method: got {quoted(method)}; accepted for image tokens are {', '.join(NAMES)}{hint}"
         )
     if unknown := next((name for name in fields_given if name not in ("method", "stages")), None):
         raise InputError(f"pruning: got the field {quoted(unknown)}; accepted are method and stages")

@@ -51,8 +51,7 @@ _USUAL = {
 
 def special_token(tokenizer: Tokenizer, home: Path, name: str) -> str | None:
     """Return what a special token, such as "mask_token", is called: as a tokenizer's files say, else one of the usual names it knows."""
-    for path in (home / file for file in (TOKENIZER_SETTINGS, *TOKEN_NAMES)):
-        stored = read_json(path) if path.is_file() else {}
+    for stored in (_settings(home, file) for file in (TOKENIZER_SETTINGS, *TOKEN_NAMES)):
         value = stored.get(name) if isinstance(stored, dict) else None
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):

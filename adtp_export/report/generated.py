@@ -44,9 +44,7 @@ def png(picture: np.ndarray) -> bytes:
 
 def _head(trace: Trace) -> str:
     first = trace.entering[0]
-    layers = sum(stage.layers for stage in trace.entering)
-    whole = layers * first.cache * (trace.per_picture + first.text) / (first.image + first.text)
-    own = sum(stage.layers * stage.cache for stage in trace.entering)
+    whole = trace.layers * first.cache * (trace.per_picture + first.text) / (first.image + first.text)
     figures = [(_ms(trace.first_token), "until the first token, in the model's files")]
     if trace.step is not None:
         figures.append((_ms(trace.step), "for each further token, median"))
@@ -54,7 +52,7 @@ def _head(trace: Trace) -> str:
         figures.append(
             (f"{_mean_image(trace) / trace.per_picture:.0%}", "of the image tokens enter a layer, on average")
         )
-        figures.append((f"{own / whole:.0%}", "of the cache that the whole prompt would need"))
+        figures.append((f"{trace.cache / whole:.0%}", "of the cache that the whole prompt would need"))
     tiles = "".join(f"<div><b>{escape(value)}</b><span>{escape(text)}</span></div>" for value, text in figures)
     return (
         f"<header>\n<h1>{escape(trace.model)}</h1>\n<p>The prompt was read by <code>{escape(trace.file)}</code>.</p>\n"
@@ -63,8 +61,7 @@ def _head(trace: Trace) -> str:
 
 
 def _mean_image(trace: Trace) -> float:
-    layers = sum(stage.layers for stage in trace.entering)
-    return sum(stage.layers * stage.image for stage in trace.entering) / layers
+    return sum(stage.layers * stage.image for stage in trace.entering) / trace.layers
 
 
 def _picture(trace: Trace) -> str:
@@ -136,8 +133,7 @@ def _cache(trace: Trace) -> str:
         )
         for stage in trace.entering
     ]
-    total = sum(stage.layers * stage.cache for stage in trace.entering)
-    rows.append(("All layers", "", "", "", "", _kib(total)))
+    rows.append(("All layers", "", "", "", "", _kib(trace.cache)))
     head = ("", "tokens", "of the image", "of the text", "cache of each layer", "cache of these")
     return f"<p>What entered each layer with the prompt, and its keys and values.</p>{table(head, rows)}"
 

@@ -43,6 +43,11 @@ TEXTS, RANDOM = "this text", "token ids drawn at random"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
+def dtype_of(precision: str) -> torch.dtype:
+    """Return what PyTorch computes a precision in: fp32 where products alone are rounded."""
+    return DTYPES.get(precision, torch.float32)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OracleBatch:
     """Answers for one batch of B rows, S wide.

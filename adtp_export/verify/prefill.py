@@ -30,9 +30,9 @@ from ..inference.generation import after_prefill, after_step
 from ..model.backbones.base import AttentionParts
 from ..model.decoder import Decoder
 from ..model.sequences import at_least_fp32
-from .oracle import DTYPES
+from .oracle import dtype_of
 from .plain_choice import Choice, choose
-from .rounding import MULTIPLE, TYPED_MULTIPLE, draws_for, joined, rounded_anew
+from .rounding import draws_for, joined, multiple_of, rounded_anew
 
 Run = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 """A file: arrays by name in and out."""
@@ -170,7 +170,7 @@ def for_precision(expected: Expected, rounded: Decoder, precision: str) -> Expec
     Raises:
         VerificationError: its logits are not finite.
     """
-    found = _bounded(expected.prompts, expected.exact, Oracle(rounded, DTYPES.get(precision, torch.float32)), precision)
+    found = _bounded(expected.prompts, expected.exact, Oracle(rounded, dtype_of(precision)), precision)
     if not np.isfinite([found.error, *found.choice_errors]).all():
         raise VerificationError(overflow(precision))
     return found
@@ -201,7 +201,7 @@ def _bounded(prompts: Sequence[Prompt], exact: Sequence[Reading], rounded: Oracl
         error=max(float(logits.max()), unit * largest),
         choice_errors=np.maximum(choices, sizes).max(0),
         precision=precision,
-        multiple=MULTIPLE if precision == "fp32" else TYPED_MULTIPLE,
+        multiple=multiple_of(precision),
     )
 
 

@@ -9,10 +9,10 @@ from torch import nn
 from ..contract import IMAGE_FEATURES, IMAGE_KEPT, INPUT_IDS, INPUTS_EMBEDS, PIXEL_VALUES, TILES
 from ..model.decoder import Decoder
 from ..model.sequences import at_least_fp32
-from .oracle import DTYPES
+from .oracle import dtype_of
 from .plain_choice import far
 from .prefill import Prompt, Run, overflow
-from .rounding import MULTIPLE, TYPED_MULTIPLE, errors_of_network
+from .rounding import errors_of_network, multiple_of
 
 LENGTHS = (1, 17, 40, 64)
 """Tokens of prompts."""
@@ -58,14 +58,14 @@ def _pictures(decoder: Decoder) -> torch.Tensor:
 def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None, precision: str = "fp32") -> str | None:
     """Say what is wrong with the states that come from ids, which have to be equal, and from pictures; None: nothing."""
     ids = torch.arange(decoder.backbone.config.vocab_size)
-    dtype = DTYPES.get(precision, torch.float32)
+    dtype = dtype_of(precision)
     if not np.array_equal(
         embed({INPUT_IDS: ids.numpy()})[INPUTS_EMBEDS], decoder.embeddings(ids).to(dtype).float().numpy()
     ):
         return "the embeddings of tokens differ"
     if vision is None:
         return None
-    pictures, multiple = _pictures(decoder), MULTIPLE if precision == "fp32" else TYPED_MULTIPLE
+    pictures = _pictures(decoder)
     exact, error = errors_of_network(decoder.vision(), pictures, dtype)
     if not np.isfinite(error):
         return overflow(precision)
@@ -77,18 +77,19 @@ def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None, pre
         exact = np.take_along_axis(exact, kept[:, :, None], 1)
     off = np.abs(found[IMAGE_FEATURES] - exact).max()
     return (
-        None if off <= multiple * error else f"features of pictures differ by {off:.2e}, and {precision} by {error:.2e}"
+        None
+        if off <= multiple_of(precision) * error
+        else f"features of pictures differ by {off:.2e}, and {precision} by {error:.2e}"
     )
 
 
 def _other_choice(decoder: Decoder, pictures: torch.Tensor, kept: np.ndarray, precision: str) -> str | None:
     """Say which picture keeps other tokens than fp64 chooses, where no rounding explains it."""
-    dtype = DTYPES.get(precision, torch.float32)
+    dtype = dtype_of(precision)
     distances, error = errors_of_network(_Distances(decoder.vision()), pictures, dtype)
-    multiple = MULTIPLE if precision == "fp32" else TYPED_MULTIPLE
     for number, (own, found) in enumerate(zip(distances, kept)):
         places, margin = far([], decoder.kept_tokens, own)
-        if sorted(places) != found.tolist() and not margin < multiple * error:
+        if sorted(places) != found.tolist() and not margin < multiple_of(precision) * error:
             return f"picture {number} keeps other image tokens, and that choice is clear ({margin:.2e})"
     return None
 

@@ -58,6 +58,12 @@ TYPED_MULTIPLE = 3.0
 """M in lower precisions, where weights and states are rounded alike in PyTorch and in a target, and only the order
 of sums differs."""
 
+
+def multiple_of(precision: str) -> float:
+    """Return M of a precision."""
+    return MULTIPLE if precision == "fp32" else TYPED_MULTIPLE
+
+
 ENOUGH_ROWS = 64
 """Rows times draws from which on no further ones are made."""
 

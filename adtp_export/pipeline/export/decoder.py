@@ -41,7 +41,7 @@ from ...inference.chat import read_chat
 from ...io import read_json
 from ...model.checkpoint import read_config, weight_files
 from ...model.decoder import Decoder, check_images, generates, load_decoder
-from ...model.image_pruners import DIVPRUNE, METHODS
+from ...model.image_pruners import DIVPRUNE, NAMES
 from ...model.tokenizer import TOKENIZER_FILES
 from ...model.vision import KINDS
 from ...options import options_of
@@ -145,13 +145,12 @@ def _pruning(given: Any) -> Mapping[str, Any] | None:
     """Return what `--pruning` names: a method as published, or a file."""
     if given is None:
         return None
-    if str(given) in (*METHODS, DIVPRUNE):
+    if str(given) in NAMES:
         return {"method": str(given)}
     if not Path(given).is_file():
-        names = [*METHODS, DIVPRUNE]
         raise InputError(
-            f"--pruning: got {quoted(str(given))}; accepted are {', '.join(names)}, and JSON files with method and its settings"
-            f"{did_you_mean(str(given), names)}"
+            f"--pruning: got {quoted(str(given))}; accepted are {', '.join(NAMES)}, and JSON files with method and its settings"
+            f"{did_you_mean(str(given), NAMES)}"
         )
     found = read_json(Path(given))
     if not isinstance(found, dict):
