@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 import adtp_export
 from adtp_export.errors import InputError
 from adtp_export.inference.generation import Generator, Sampling
-from adtp_export.inference.pixels import pixel_values, read_picture, resized
+from adtp_export.inference.pixels import pixel_values, read_picture
 from adtp_export.inference.tiles import prepared
 
 SETTINGS = {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}, "do_pad": True}
@@ -149,15 +149,6 @@ def test_an_empty_file_is_no_picture(tmp_path):
     (tmp_path / "empty.npy").touch()
     with pytest.raises(InputError, match=r"empty\.npy is no picture"):
         read_picture(tmp_path / "empty.npy")
-
-
-def test_pictures_are_resized_as_torch_does():
-    """Both round to bytes between the two directions, so one step is all that they may differ by."""
-    colors = picture(40, 23)
-    for size in ((16, 16), (70, 31), (9, 40)):
-        tensor = torch.tensor(colors).permute(2, 0, 1)[None]
-        wanted = torch.nn.functional.interpolate(tensor, size, mode="bicubic", antialias=True)[0].permute(1, 2, 0)
-        assert np.abs(resized(colors, *size).astype(int) - wanted.numpy()).max() <= 1
 
 
 def test_settings_of_pictures():
