@@ -9,18 +9,39 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import InputError, MissingDependencyError, ellipsize, needs_extras, quoted
+from ..io import read_json
 
 LANCZOS, BICUBIC = 1, 3
 """Pillow's numbers for them, which transformers' settings have."""
+SETTINGS, _OF_PROCESSOR = "preprocessor_config.json", "processor_config.json"
 MOST_PIXELS = 178_956_970
 """Of a picture: Pillow opens no larger one, and none is made by resizing."""
+
+
+def read_settings(find: Callable[[str], Path | None]) -> dict[str, Any] | None:
+    """Read how a checkpoint prepares pictures: from a file of its own, or, as newer versions of transformers save it, from the processor's.
+
+    Args:
+        find: from the name of a file to its path; None where there is none.
+
+    Returns:
+        The settings; None where neither file has any.
+    """
+    for name in (SETTINGS, _OF_PROCESSOR):
+        if (path := find(name)) is not None:
+            found = read_json(path)
+            if name == _OF_PROCESSOR and isinstance(found, dict):
+                found = found.get("image_processor")
+            if isinstance(found, dict):
+                return found
+    return None
 
 
 def read_picture(picture: object) -> np.ndarray:
