@@ -32,7 +32,7 @@ from .progress import Steps
 
 RECORD = "stage_layers.json"
 """What was measured; also the sign that a directory was written here."""
-SUFFIXES = frozenset(".bmp .gif .jfif .jpeg .jpg .npy .png .tif .tiff .webp".split())
+SUFFIXES = frozenset([".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".npy", ".png", ".tif", ".tiff", ".webp"])
 """Of the names of pictures."""
 
 
@@ -100,7 +100,8 @@ def _settings(source: Path, request: Request) -> dict[str, Any]:
             f"--calibrate-images: {source} holds a {quoted(raw['model_type'])} model, which reads no images; accepted are the model types "
             f"{', '.join(KINDS)}"
         )
-    settings = dict(raw.get("pruning") or {"method": "btp"})
+    own = raw.get("pruning")
+    settings = dict(own) if isinstance(own, dict) else {"method": "btp"}
     if request.pruning is not None:
         settings = read_method(request.pruning, raw)
     method = str(settings.get("method"))
@@ -161,10 +162,12 @@ class Prompts:
     def __init__(self, decoder: Decoder, text: str) -> None:
         self.decoder, self.directory = decoder, decoder.directory
         self.vision = decoder.vision()
+        assert decoder.image_token is not None
+        self.image_token = decoder.image_token
         self.tokenizer = self._tokenizer()
-        marker = self.tokenizer.id_to_token(decoder.image_token)
+        marker = self.tokenizer.id_to_token(self.image_token)
         if marker is None:
-            raise InputError(f"{self.directory}: tokenizer.json does not have the image token {decoder.image_token}")
+            raise InputError(f"{self.directory}: tokenizer.json does not have the image token {self.image_token}")
         self.marker: str = marker
         settings = read_settings(self._find)
         if settings is None:
@@ -202,7 +205,7 @@ class Prompts:
         decoder, marker = self.decoder, self.marker
         ready = prepared(read_picture(path), self.settings, decoder.pictures, decoder.image_size, marker)
         ids = self._ids(ready)
-        is_image = ids == decoder.image_token
+        is_image = ids.eq(self.image_token)
         with torch.no_grad():
             features = self.vision(torch.from_numpy(ready.tiles)).numpy()
             rows = list(decoder.embeddings(ids.masked_fill(is_image, 0)).split(1))
@@ -219,7 +222,7 @@ class Prompts:
     def _ids(self, ready: Prepared) -> Tensor:
         text = self.text.replace(self.marker, ready.written)
         ids = torch.tensor(self.tokenizer.encode(text, add_special_tokens=self.special).ids)
-        if int((ids == self.decoder.image_token).sum()) != ready.written.count(self.marker):
+        if int(ids.eq(self.image_token).sum()) != ready.written.count(self.marker):
             raise InputError(
                 f"{self.directory}: tokenizer.json does not keep {self.marker} apart from what stands beside it"
             )
