@@ -92,6 +92,13 @@ def import_checkpoint(options: ImportOptions) -> dict[str, Any]:
         return calibrate(source, Path(options.out), options.force, request, steps)
     with steps.step("import_s", "importing PyTorch and transformers"):
         from ..imports import open_checkpoint
+        from ..model.checkpoint import read_config
+        from ..model.vision import KINDS
+    if (source / "config.json").is_file() and read_config(source).get("model_type") in KINDS:
+        raise InputError(
+            f"{source} holds a vision-language model, and adtp-export takes it as it is; to choose the layers at which its image tokens "
+            "leave, type --calibrate-images DIR"
+        )
     directory = StudentDirectory(Path(options.out), options.force, protected=source)
     with steps.step("load_s", f"loading {source.name}"):
         checkpoint = open_checkpoint(source, options)

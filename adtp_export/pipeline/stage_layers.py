@@ -95,9 +95,9 @@ def _settings(source: Path, request: Request) -> dict[str, Any]:
     """
     raw = read_config(source)
     check_images(raw, source / "config.json")
-    if raw["model_type"] not in KINDS:
+    if raw.get("model_type") not in KINDS:
         raise InputError(
-            f"--calibrate-images: {source} holds a {quoted(raw['model_type'])} model, which reads no images; accepted are the model types "
+            f"--calibrate-images: {source} holds a {quoted(raw.get('model_type'))} model, which reads no images; accepted are the model types "
             f"{', '.join(KINDS)}"
         )
     own = raw.get("pruning")
@@ -143,10 +143,10 @@ def chosen_pictures(folder: Path, most: int) -> list[Path]:
 def _placed(stages: Sequence[dict[str, Any]], found: Sequence[Drop]) -> list[dict[str, Any]]:
     """Return stages before the layers of the deepest drops; raises InputError where there are fewer drops."""
     if len(found) < len(stages):
-        where = ", ".join(str(each.layer) for each in found) or "none"
+        told = f"before the layers {', '.join(str(each.layer) for each in found)} alone" if found else "nowhere"
         raise InputError(
-            f"--calibrate-images: the cosine drops {len(found)} times (before the layers: {where}), and there are {len(stages)} stages; "
-            "name a JSON file with fewer stages (--pruning), or take more pictures"
+            f"--calibrate-images: the cosine drops {told}, and there are {len(stages)} stages; name a JSON file with fewer stages "
+            "(--pruning), or choose layers of your own there and give that file to adtp-export --pruning"
         )
     return [{**each, "layer": layer} for each, layer in zip(stages, deepest(found, len(stages)))]
 

@@ -143,6 +143,7 @@ def test_what_is_refused(model, photos, tmp_path):
         (model, photos, {"text": "w1 " * 60, "pruning": two}, "the prompt has .* tokens, and the model reads 64"),
         (model, photos, {"max_images": 0}, "--max-images: got 0; accepted is at least 1"),
         (model, photos, {"head": "tokens"}, "--head is for encoders, and --calibrate-images for vision-language"),
+        (model, None, {}, "adtp-export takes it as it is; to choose .* type --calibrate-images DIR"),
         (model, None, {"text": "w1"}, "--text goes with --calibrate-images; add that, or leave --text out"),
         (model, photos, {"out": model}, "is or holds the model directory"),
         (model, photos, {"out": photos, "force": True}, "is no model that --calibrate-images wrote"),
@@ -155,7 +156,7 @@ def test_what_is_refused(model, photos, tmp_path):
 
 def test_too_few_drops_are_told(model, photos, tmp_path, monkeypatch):
     monkeypatch.setattr("adtp_export.pipeline.stage_layers.image_cosines", lambda *given: torch.arange(9.0))
-    with pytest.raises(InputError, match=r"drops 0 times \(before the layers: none\), and there are 2 stages"):
+    with pytest.raises(InputError, match="the cosine drops nowhere, and there are 2 stages"):
         adtp_export.import_checkpoint(
             model, tmp_path / "out", calibrate_images=photos, pruning=model.parent / "btp.json"
         )
