@@ -1,7 +1,7 @@
 """At which layers image tokens should leave: where a model changes their states most, as pictures show it.
 
 Source: Li et al., Balanced Token Pruning (NeurIPS 2025): stages stand where the cosine between the image states of neighbouring layers
-drops. Neither the paper nor its code says what counts as a drop; `drops` does.
+drops. The published code has no calibration, so what counts as a drop (`drops`) is our reading.
 """
 
 from __future__ import annotations

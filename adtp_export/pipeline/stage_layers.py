@@ -95,9 +95,9 @@ def _settings(source: Path, request: Request) -> dict[str, Any]:
     """
     raw = read_config(source)
     check_images(raw, source / "config.json")
-    if raw.get("model_type") not in KINDS:
+    if (kind := raw.get("model_type")) not in KINDS:
         raise InputError(
-            f"--calibrate-images: {source} holds a {quoted(raw.get('model_type'))} model, which reads no images; accepted are the model types "
+            f"--calibrate-images: {source} holds a {quoted(kind)} model, which reads no images; accepted are the model types "
             f"{', '.join(KINDS)}"
         )
     own = raw.get("pruning")

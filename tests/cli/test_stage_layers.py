@@ -7,18 +7,17 @@ import pytest
 import torch
 from conftest import command_module, listing
 from language_models import IMAGE, save_anyres, save_causal, save_llava, save_tiled
+from picture_processors import CLASSES, processed, with_template
 from PIL import Image
 
 import adtp_export
 from adtp_export.errors import InputError
-from adtp_export.inference.tiles import prepared
 from adtp_export.model.checkpoint import read_config
 from adtp_export.model.decoder import load_decoder
 from adtp_export.model.image_pruners import PRESETS, read_method
 from adtp_export.model.stage_layers import Drop, deepest, drops, image_cosines, most_drops
 from adtp_export.pipeline.stage_layers import RECORD, Prompts, chosen_pictures
 
-TEMPLATE = "{% for part in messages[0].content %}{{ part.text if part.text else '<image> ' }}{% endfor %} w20"
 STAGES = [{"divisor": 2, "attended": 0.5, "surplus": 2.0}, {"divisor": 0}]
 
 
@@ -28,7 +27,7 @@ def model(tmp_path_factory):
     work = tmp_path_factory.mktemp("deep")
     (work / "model").mkdir()
     save_llava(work / "model", num_hidden_layers=10)
-    (work / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    with_template(work / "model")
     (work / "btp.json").write_text(json.dumps({"method": "btp", "stages": STAGES}))
     return work / "model"
 
@@ -68,28 +67,20 @@ def test_the_deepest_drops_have_the_stages():
     assert [len(drops(alternating[:count])) for count in range(31)] == [most_drops(count + 1) for count in range(31)]
 
 
-@pytest.mark.parametrize("kind", ["llava", "smolvlm", "llava_onevision"])
-def test_states_are_those_of_transformers(kind, tmp_path):
-    """The whole model reads the prompt to the bit so, with the tiles of the picture and an image token for each of its parts."""
-    folder, square, anyres = tmp_path / "model", kind == "llava", kind == "llava_onevision"
+@pytest.mark.parametrize("kind", CLASSES)
+def test_states_are_those_of_transformers(kind, tmp_path, monkeypatch):
+    """To the bit: transformers' processor reads the file and the message, and its model the rest. Nothing is interpolated."""
+    photo = tmp_path / "photo.jpg"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 30, 3), dtype=np.uint8)).save(photo)
+    folder = tmp_path / "model"
     folder.mkdir()
-    save_llava(folder) if square else (save_anyres if anyres else save_tiled)(folder, kind)
-    picture = np.random.default_rng(0).integers(0, 256, (16, 30, 3), dtype=np.uint8)
-    Image.fromarray(picture).save(tmp_path / "picture.png")
-    decoder = load_decoder(folder)
-    prompts = Prompts(decoder, "w1 <image> w2 w3")
-    states, image = prompts.states(tmp_path / "picture.png")
-    ready = prepared(picture, prompts.settings, decoder.pictures, decoder.image_size, "<image>")
-    ids = [IMAGE if own else 0 for own in image.tolist()]
-    tiles = torch.tensor(ready.tiles)
-    sizes = {"image_sizes": torch.tensor([picture.shape[:2]])} if anyres else {}
-    text = prompts.tokenizer.encode(f"w1 {ready.written} w2 w3").ids
-    told = iter([i for i in text if i != IMAGE])
-    ids = torch.tensor([[i or next(told) for i in ids]])
+    save_llava(folder) if kind == "llava" else (save_tiled if kind == "idefics3" else save_anyres)(folder, kind)
+    decoder = load_decoder(with_template(folder))
+    states, image = Prompts(decoder, "w1 w7").states(photo)
+    batch = processed(kind, folder, photo, "w1 w7", monkeypatch)
+    assert image.tolist() == (batch["input_ids"][0] == IMAGE).tolist()
     with torch.no_grad():
-        found = decoder.model(
-            input_ids=ids, pixel_values=tiles if square else tiles[None], output_hidden_states=True, **sizes
-        ).hidden_states
+        found = decoder.model(**batch, output_hidden_states=True).hidden_states
     rows = [each[0, image].double() for each in found[:-1]]
     wanted = [torch.cosine_similarity(a, b, dim=-1).mean() for a, b in zip(rows, rows[1:])]
     assert torch.equal(image_cosines(decoder, states, image), torch.stack(wanted))
@@ -107,7 +98,9 @@ def test_the_command_writes_what_export_reads(model, photos, tmp_path, capsys):
     decoder, whole = load_decoder(out), load_decoder(model)
     assert [stage.layer for stage in decoder.stages] == layers
     assert read_method("btp", read_config(out)) == record["pruning"] != read_method("btp", read_config(model))
-    cosines = [image_cosines(whole, *Prompts(whole, "<image> w1 w7 w20").states(p)) for p in chosen_pictures(photos, 9)]
+    cosines = [
+        image_cosines(whole, *Prompts(whole, "<image> w1 w7 w20 w9 w30").states(p)) for p in chosen_pictures(photos, 9)
+    ]
     assert torch.stack(cosines).mean(0).tolist() == measured["cosines"]
     stored = json.loads((out / RECORD).read_text())
     assert stored == {name: record[name] for name in ("pruning", "calibration")}
