@@ -39,7 +39,7 @@ from ..errors import InputError, did_you_mean, ellipsize, quoted
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
 from .chat import FILE, Chat, read_chat
-from .pixels import read_picture
+from .pixels import picture_settings, read_picture
 from .sampling import Sampling
 from .tiles import Prepared, prepared
 
@@ -138,7 +138,7 @@ class Generator:
             return []
         if self.image_token is None:
             raise InputError(f"{self.directory} holds a model that reads text alone; leave the images out")
-        settings, marker = self._picture_settings(), self._marker()
+        settings, marker = picture_settings(self.directory, self.manifest), self._marker()
         return [prepared(read_picture(picture), settings, self._layout, self._side, marker) for picture in pictures]
 
     def features(self, pictures: Iterable[Prepared]) -> list[np.ndarray]:
@@ -154,16 +154,6 @@ class Generator:
         if marker is None:
             raise InputError(f"{self.directory}: tokenizer.json does not have the image token {self.image_token}")
         return marker
-
-    def _picture_settings(self) -> Mapping[str, Any]:
-        """Read how pictures are prepared: from a file of its own, or, as newer versions of transformers save it, from the processor's."""
-        own, shared = "preprocessor_config.json", "processor_config.json"
-        for name in (own, shared):
-            if name in self.manifest.files:
-                found = read_json(checked_file(self.directory, self.manifest, name))
-                if isinstance(settings := found if name == own else found.get("image_processor"), dict):
-                    return settings
-        raise InputError(f"{self.directory} has no {own}; put it beside the checkpoint and export again")
 
     def tokens(
         self,

@@ -15,9 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from ..artifacts.checks import checked_file
+from ..artifacts.records import Manifest
 from ..errors import InputError, MissingDependencyError, ellipsize, needs_extras, quoted
+from ..io import read_json
 
-LANCZOS, BICUBIC = 1, 3
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 """Pillow's numbers for them, which transformers' settings have."""
 
 
@@ -45,6 +48,17 @@ def read_picture(picture: object) -> np.ndarray:
             "files. A video is several pictures; give one of them"
         )
     return array
+
+
+def picture_settings(directory: Path, manifest: Manifest) -> Mapping[str, Any]:
+    """Read how pictures are prepared: from a file of its own, or, as newer versions of transformers save it, from the processor's."""
+    own, shared = "preprocessor_config.json", "processor_config.json"
+    for name in (own, shared):
+        if name in manifest.files:
+            found = read_json(checked_file(directory, manifest, name))
+            if isinstance(settings := found if name == own else found.get("image_processor"), dict):
+                return settings
+    raise InputError(f"{directory} has no {own}; put it beside the checkpoint and export again")
 
 
 def _opened(path: Path) -> np.ndarray:
@@ -131,9 +145,10 @@ def _mean_and_std(settings: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 def kernel_of(settings: Mapping[str, Any], default: int = BICUBIC) -> int:
     """Return the number of what weighs pixels; raises InputError for one that is not accepted."""
     kernel: int = settings.get("resample", default)
-    if kernel not in (LANCZOS, BICUBIC):
+    if kernel not in _KERNELS:
         raise InputError(
-            f"preprocessor_config.json: got resample {quoted(kernel)}; accepted are {BICUBIC}, bicubic, and {LANCZOS}, Lanczos"
+            f"preprocessor_config.json: got resample {quoted(kernel)}; accepted are {BICUBIC}, bicubic, {BILINEAR}, bilinear, and "
+            f"{LANCZOS}, Lanczos"
         )
     return kernel
 
@@ -207,5 +222,9 @@ def _cubic(distance: np.ndarray) -> np.ndarray:
     return np.where(distance < 1, near, far)
 
 
-_KERNELS = {LANCZOS: (lambda distance: np.sinc(distance) * np.sinc(distance / 3), 3), BICUBIC: (_cubic, 2)}
+_KERNELS = {
+    LANCZOS: (lambda distance: np.sinc(distance) * np.sinc(distance / 3), 3),
+    BILINEAR: (lambda distance: 1 - distance, 1),
+    BICUBIC: (_cubic, 2),
+}
 """Weight by distance, and how far that reaches."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 import numpy as np
@@ -48,13 +49,14 @@ def compare_tower(tower: Tower, run: Run, precision: str = "fp32") -> Parity:
         )
     elif tower.kept_tokens:
         failure = failure_of_features(Tokens(tower), found, pictures, precision, tower.kept_tokens)
+    alike = _alike(Tokens(tower), found[IMAGE_KEPT], pictures) if tower.kept_tokens else 1.0
     return Parity(
         rows=PICTURES,
         rows_compared=PICTURES,
         max_abs_logit_diff=float(off.max()),
         mean_abs_logit_diff=float(off.mean()),
         prediction_agreement=float(agreement(vectors, exact).mean()),
-        kept_token_agreement=1.0,
+        kept_token_agreement=alike,
         tolerance=float(tolerance),
         answers={"smallest_cosine": float(nearness(vectors, exact).min())},
         failure=failure,
@@ -84,6 +86,13 @@ def failure_of_features(
         if off <= multiple_of(precision) * error
         else f"features of pictures differ by {off:.2e}, and {precision} by {error:.2e}"
     )
+
+
+def _alike(features: nn.Module, kept: np.ndarray, pictures: torch.Tensor) -> float:
+    """Return of which share of the pictures the same tokens stay as fp64 chooses."""
+    distances = copy.deepcopy(_Distances(features)).double()(pictures.double())
+    chosen = [sorted(far([], kept.shape[1], own)[0]) for own in distances.numpy()]
+    return float((np.array(chosen) == kept).all(1).mean())
 
 
 def _other_choice(
