@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 import adtp_export
 from adtp_export.errors import InputError
 from adtp_export.inference.generation import Generator, Sampling
-from adtp_export.inference.pixels import pixel_values, read_picture, resized
+from adtp_export.inference.pixels import BICUBIC, BILINEAR, pixel_values, read_picture, resized
 from adtp_export.inference.tiles import prepared
 
 SETTINGS = {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}, "do_pad": True}
@@ -83,7 +83,7 @@ def test_settings_that_are_refused():
             r"got max_image_size \{'longest_edge': 8\}; the model takes tiles of 16",
         ),
         ({"size": {"shortest_edge": 8}}, TILES, "accepted is longest_edge, or height and width"),
-        ({"resample": 2}, TILES, "got resample 2; accepted are 3, bicubic, and 1, Lanczos"),
+        ({"resample": 5}, TILES, "got resample 5; accepted are 3, bicubic, 2, bilinear, and 1, Lanczos"),
         ({"resample": 0}, PINPOINTS, "got resample 0"),
         ({"size": None}, PINPOINTS, "got size None; accepted are integers from 1 on"),
         (
@@ -156,8 +156,9 @@ def test_pictures_are_resized_as_torch_does():
     colors = picture(40, 23)
     for size in ((16, 16), (70, 31), (9, 40)):
         tensor = torch.tensor(colors).permute(2, 0, 1)[None]
-        wanted = torch.nn.functional.interpolate(tensor, size, mode="bicubic", antialias=True)[0].permute(1, 2, 0)
-        assert np.abs(resized(colors, *size).astype(int) - wanted.numpy()).max() <= 1
+        for mode, kernel in (("bicubic", BICUBIC), ("bilinear", BILINEAR)):
+            wanted = torch.nn.functional.interpolate(tensor, size, mode=mode, antialias=True)[0].permute(1, 2, 0)
+            assert np.abs(resized(colors, *size, kernel).astype(int) - wanted.numpy()).max() <= 1
 
 
 def test_settings_of_pictures():
@@ -168,6 +169,6 @@ def test_settings_of_pictures():
         pixel_values(colors, {**plain, "do_rescale": False, "do_normalize": False}, 16),
         colors.transpose(2, 0, 1).astype(np.float32),
     )
-    for refused in ({"do_pad": True}, {"size": {"longest_edge": 16}}, {"resample": 2}):
+    for refused in ({"do_pad": True}, {"size": {"longest_edge": 16}}, {"resample": 5}):
         with pytest.raises(InputError, match=f"got {next(iter(refused)).replace('_', '.')}"):
             pixel_values(colors, refused, 16)
