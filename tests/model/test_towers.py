@@ -6,13 +6,17 @@ import json
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from vision_towers import pooled, save_tower
 
 import adtp_export
 from adtp_export.errors import InputError
+from adtp_export.model.image_choice import FarthestTokens
 from adtp_export.model.tower import load_tower
 from adtp_export.model.vision import selected
 from adtp_export.verify.pictures import compare_tower
+from adtp_export.verify.plain_choice import far
 
 DIVPRUNE = {"method": "divprune", "keep": 0.3}
 SHAPES = [
@@ -132,6 +136,20 @@ def test_what_is_refused_of_siglip(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**config, "vision_use_head": False}))
     with pytest.raises(InputError, match="vision_use_head is false, so there is no vector"):
         load_tower(tmp_path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 9), st.data())
+def test_tokens_far_from_one_another_stay(images, tokens, size, data):
+    """As plain NumPy loops choose, where the choice is clear: a distance is 1 minus a sum of products whose sizes add up to 1 at most."""
+    keep, seed = data.draw(st.integers(1, tokens)), data.draw(st.integers(0, 2**32 - 1))
+    features = np.random.default_rng(seed).standard_normal((images, tokens, size)).astype(np.float32)
+    found = FarthestTokens(keep)(torch.tensor(features))
+    for own, places in zip(features.astype(np.float64), found):
+        unit = own / np.linalg.norm(own, axis=1, keepdims=True)
+        chosen, margin = far([], keep, 1 - unit @ unit.T)
+        assume(margin > 2 * (size + 8) * np.finfo(np.float32).eps)  # a norm and a division round, too
+        assert places.tolist() == sorted(chosen)
 
 
 def test_layers_stand_side_by_side():
