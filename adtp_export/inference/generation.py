@@ -138,7 +138,7 @@ class Generator:
             return []
         if self.image_token is None:
             raise InputError(f"{self.directory} holds a model that reads text alone; leave the images out")
-        settings, marker = picture_settings(self.directory, self.manifest), self._marker()
+        settings, marker = self._picture_settings(), self._marker()
         return [prepared(read_picture(picture), settings, self._layout, self._side, marker) for picture in pictures]
 
     def features(self, pictures: Iterable[Prepared]) -> list[np.ndarray]:
@@ -154,6 +154,9 @@ class Generator:
         if marker is None:
             raise InputError(f"{self.directory}: tokenizer.json does not have the image token {self.image_token}")
         return marker
+
+    def _picture_settings(self) -> Mapping[str, Any]:
+        return picture_settings(self.directory, self.manifest)
 
     def tokens(
         self,

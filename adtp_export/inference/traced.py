@@ -30,7 +30,7 @@ from ..contract import (
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine
 from .generation import Generator, Prompt
-from .pixels import denormalized, picture_settings, resized
+from .pixels import denormalized, resized
 from .sampling import Sampling
 from .tiles import Prepared
 
@@ -174,7 +174,7 @@ class TracedGenerator(Generator):
         number = len(picture.tiles) if layout == TILES else 1
         places = np.arange(image_tokens) if kept is None else kept[0]
         cells = np.where(places - before < number * side**2, places - before, -1)
-        settings = picture_settings(self.directory, self.manifest)
+        settings = self._picture_settings()
         tiles = [denormalized(tile, settings) for tile in picture.tiles[:number]]
         if number > 1 and self._side > SHOWN_SIDE:
             tiles = [resized(tile, SHOWN_SIDE, SHOWN_SIDE) for tile in tiles]

@@ -18,7 +18,7 @@ from adtp_export.cli.run_prompts import said
 from adtp_export.contract import EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, VISION_MODEL, in_precision
 from adtp_export.errors import InputError
 from adtp_export.graph import program
-from adtp_export.inference import generation
+from adtp_export.inference import generation, pixels
 from adtp_export.inference.generation import Generator, Sampling, whole
 from adtp_export.inference.pixels import pixel_values
 from adtp_export.model.decoder import load_decoder
@@ -260,7 +260,7 @@ def test_settings_are_found(generator, pictures, files, tmp_path, monkeypatch):
     for name, fields in files.items():
         (tmp_path / name).write_text(json.dumps(fields))
     monkeypatch.setattr(generator, "manifest", SimpleNamespace(files=list(files)))
-    monkeypatch.setattr(generation, "checked_file", lambda directory, manifest, name: tmp_path / name)
+    monkeypatch.setattr(pixels, "checked_file", lambda directory, manifest, name: tmp_path / name)
     with pytest.raises(InputError, match="got resample 7"):
         generator.pictures(pictures[:1])
 
