@@ -18,7 +18,7 @@ from ..contract import HEAD_IMAGES, IMAGE_EMBEDS, IMAGE_FEATURES, IMAGE_KEPT, PI
 from ..errors import InputError, check_int, did_you_mean, quoted
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine
-from .pixels import picture_settings, pixel_values, read_picture
+from .pixels import SETTINGS, pixel_values, read_picture, read_settings
 
 DEFAULT_PICTURES = 8
 """Pictures that run at once."""
@@ -99,6 +99,9 @@ class ImageEncoder:
             raise InputError("images: got none; accepted is at least one picture")
         return Kept(*(np.concatenate([answer[name] for answer in found]) for name in (IMAGE_FEATURES, IMAGE_KEPT)))
 
+    def _find(self, name: str) -> Path | None:
+        return checked_file(self.directory, self.manifest, name) if name in self.manifest.files else None
+
     def _answers(self, images: Sequence[object], batch_size: int) -> Iterator[Mapping[str, np.ndarray]]:
         check_int("batch_size", batch_size, 1)
         alone = isinstance(images, np.ndarray) and images.ndim < 4
@@ -106,7 +109,9 @@ class ImageEncoder:
             raise InputError(
                 f"images: got {type(images).__name__} alone; accepted is a list of pictures, such as [image]"
             )
-        settings = picture_settings(self.directory, self.manifest)
+        settings = read_settings(self._find)
+        if settings is None:
+            raise InputError(f"{self.directory} has no {SETTINGS}; put it beside the checkpoint and export again")
         for begin in range(0, len(images), batch_size):
             pictures = [
                 pixel_values(read_picture(each), settings, self._side) for each in images[begin : begin + batch_size]

@@ -11,6 +11,7 @@ import torch
 from conftest import run_cli, shared_folder
 from filelock import FileLock
 from language_models import IMAGE, SIDE, STAGES, save_causal, save_llava
+from PIL import Image
 
 import adtp_export
 from adtp_export.cli import run
@@ -18,7 +19,7 @@ from adtp_export.cli.run_prompts import said
 from adtp_export.contract import EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, VISION_MODEL, in_precision
 from adtp_export.errors import InputError
 from adtp_export.graph import program
-from adtp_export.inference import generation, pixels
+from adtp_export.inference import generation
 from adtp_export.inference.generation import Generator, Sampling, whole
 from adtp_export.inference.pixels import pixel_values
 from adtp_export.model.decoder import load_decoder
@@ -160,8 +161,8 @@ def test_messages_are_prompts(generator, pictures, monkeypatch):
 
 def test_the_command_makes_messages(folder, generator, pictures, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(generation, "Generator", lambda out, threads, target: generator)  # it is loaded already
-    np.save(tmp_path / "photo.npy", pictures[0])
-    asked = ("--chat", "--image", str(tmp_path / "photo.npy"), "--text", "w1", "--max-new-tokens", "3")
+    Image.fromarray(pictures[0]).save(tmp_path / "photo.png")
+    asked = ("--chat", "--image", str(tmp_path / "photo.png"), "--text", "w1", "--max-new-tokens", "3")
     assert run.command(run.make_parser().parse_args([str(folder / "out"), *asked])) == 0
     (wanted,) = whole(generator.stream(pictures[:1], ["<image> w1 w20 w9 w30"], Sampling(max_new_tokens=3)), 1)
     assert capsys.readouterr().out.strip() == wanted
@@ -260,7 +261,7 @@ def test_settings_are_found(generator, pictures, files, tmp_path, monkeypatch):
     for name, fields in files.items():
         (tmp_path / name).write_text(json.dumps(fields))
     monkeypatch.setattr(generator, "manifest", SimpleNamespace(files=list(files)))
-    monkeypatch.setattr(pixels, "checked_file", lambda directory, manifest, name: tmp_path / name)
+    monkeypatch.setattr(generation, "checked_file", lambda directory, manifest, name: tmp_path / name)
     with pytest.raises(InputError, match="got resample 7"):
         generator.pictures(pictures[:1])
 

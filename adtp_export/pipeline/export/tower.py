@@ -56,7 +56,7 @@ def export_vision_tower(options: ExportOptions, steps: Steps) -> Manifest:
     out = default_out(model_dir) if options.out is None else Path(options.out)
     directory = OutputDirectory(out, options.force, protected=model_dir)
     with steps.step("load_s", f"loading {model_dir.name}"):
-        tower = load_tower(model_dir, read_pruning(options.pruning))
+        tower = load_tower(model_dir, read_pruning(options.pruning, model_dir))
     hashed = sha256(model_dir / "config.json", *weight_files(model_dir, allow_pickle=False))
     described = _described(tower, model_dir, hashed)
     metadata = {
