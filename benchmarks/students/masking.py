@@ -2,10 +2,10 @@
 
     python -m benchmarks.students.masking WORK --sst2 FILE [--seeds 3]      # writes records/masking.json
 
-A prompt holds a review of SST-2, a distracting review by another reader, before or after it, and the question which is asked of the first.
-A model of Qwen3's shape with random weights learns the answers and is the teacher. There are two kinds of students. Those of all layers drop
-tokens, at 70% of its FLOPs, and differ in what their pruners learn; with "random" tokens are drawn. Those of `LAYERS` layers drop none, and differ in
-the tokens that are removed from prompts on which the student is wrong and the teacher right.
+A prompt holds a review of SST-2, a distracting review by another reader, before or after it, and a question about the first.
+A model of Qwen3's shape with random weights learns the answers and is the teacher. There are two kinds of students. Those with all
+layers drop tokens, at 70% of its FLOPs, and differ in what their pruners learn; with "random" tokens are drawn. Those of `LAYERS`
+layers drop none. They differ in the tokens that are removed from prompts on which the student is wrong and the teacher right.
 
 Each student is compared with the first of its kind and the same seed, over the same held-out prompts: the mean difference in accuracy, the
 95% interval over prompts of the mean over seeds, and the spread over seeds.
