@@ -218,7 +218,7 @@ class TrainOptions(Options):
             for name in names:
                 if (value := getattr(self, name)) != defaults[name]:
                     raise InputError(
-                        f"{flag_name(name)}: got {quoted(value)}, which nothing uses without --mask; give --mask attribution or leave it out"
+                        f"{flag_name(name)}: got {quoted(value)}, which nothing uses without --mask; give one or leave it out"
                     )
         elif "teacher" in self.left_out:
             raise InputError(

@@ -36,8 +36,10 @@ def with_masks(
     """Add to the loss of a batch that of its texts that the student answers wrongly and its teacher rightly, with tokens masked.
 
     Args:
-        loss: of the whole texts. batch: inputs ``(B, S)``, right-padded, and `labels` ``(B,)``.
-        answer, teacher_logits: ``(B, C)``, to the whole texts. attribution: the teacher's, ``(B, S)``, if ``--mask`` or the method asks for it.
+        loss: of the whole texts.
+        batch: inputs ``(B, S)``, right-padded, and `labels` ``(B,)``.
+        answer, teacher_logits: ``(B, C)``, to the whole texts.
+        attribution: the teacher's, ``(B, S)``, if ``--mask`` or the method asks for it.
 
     Returns:
         The loss, in which each masked text counts as one more row of the batch, times ``--mask-weight``.
