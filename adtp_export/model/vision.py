@@ -198,7 +198,8 @@ class Qwen2Vl(Vision):
         self.patch = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         self.patch.weight = nn.Parameter(weight, requires_grad=False)
         half = weight.shape[0] // config.num_heads // 2
-        inverse = frequencies(VISION_THETA, half)
+        base = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", VISION_THETA)
+        inverse = frequencies(base, half)
         rotate = AxialRotary(torch.cat([inverse, inverse]), MOST_PATCHES, (half // 2, half // 2))
         self.blocks = nn.ModuleList(GridBlock(block, config.num_heads, rotate) for block in own.blocks)
         self.norm, self.merger, self.merge = _norm(own.merger.ln_q), own.merger.mlp, config.spatial_merge_size
