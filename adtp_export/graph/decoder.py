@@ -96,7 +96,8 @@ def export_prefill(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:
     """Export `Prefill`; see docs/design.md."""
     batch, tokens = torch.export.Dim(BATCH), torch.export.Dim(TOKENS)
     example = _prompts(decoder)
-    dims = [{0: batch + 1} if name == CU_SEQLENS else {0: tokens} for name in example]
+    own = {CU_SEQLENS: {0: batch + 1}, POSITIONS: {1: tokens}}
+    dims = [own.get(name, {0: tokens}) for name in example]
     outputs = [LOGITS, *names_entered(decoder, CU_SEQLENS, POSITIONS, ROWS), *names_cached(decoder, PRESENT)]
     return _export(lambda: prefill_of(decoder), example, tuple(dims), outputs, metadata)
 
@@ -132,7 +133,7 @@ def _prompts(decoder: Decoder) -> dict[str, Tensor]:
     states = torch.linspace(-1, 1, sum(PROMPTS) * decoder.hidden_size).view(sum(PROMPTS), -1)
     image = {IMAGE: torch.arange(sum(PROMPTS)) % 5 < 3} if decoder.stages else {}
     axes = decoder.backbone.axes
-    placed = {POSITIONS: torch.arange(sum(PROMPTS))[:, None].repeat(1, axes)} if axes > 1 else {}
+    placed = {POSITIONS: torch.arange(sum(PROMPTS)).repeat(axes, 1)} if axes > 1 else {}
     return {INPUTS_EMBEDS: states, CU_SEQLENS: bounds, **placed, **image}
 
 

@@ -235,7 +235,7 @@ class Generator:
             )
         bounds = np.cumsum([0, *map(len, parts)]).astype(np.int32)
         feed = {INPUTS_EMBEDS: np.concatenate(parts), CU_SEQLENS: bounds, IMAGE: np.concatenate(images)}
-        return feed | ({POSITIONS: np.concatenate(positions)} if self._whole else {})
+        return feed | ({POSITIONS: np.concatenate(positions).T} if self._whole else {})
 
     @property
     def _whole(self) -> bool:

@@ -203,8 +203,8 @@ class PlacedPrefill(Prefill):
     def forward(  # type: ignore[override]
         self, inputs_embeds: Tensor, cu_seqlens: Tensor, positions: Tensor, image: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """Read prompts as `Prefill` does, with ``positions (T, axes) int64``."""
-        return self.read(inputs_embeds, rising(cu_seqlens, inputs_embeds.shape[0]), positions, image)
+        """Read prompts as `Prefill` does, with ``positions (axes, T) int64``."""
+        return self.read(inputs_embeds, rising(cu_seqlens, inputs_embeds.shape[0]), positions.T, image)
 
 
 def prefill_of(decoder: Decoder) -> Prefill:

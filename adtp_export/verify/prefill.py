@@ -235,7 +235,7 @@ def compare(decoder: Decoder, expected: Expected, prefill: Run, step: Run) -> Pa
     bounds = np.cumsum([0, *(len(prompt.states) for prompt in prompts)]).astype(np.int32)
     feed = {INPUTS_EMBEDS: torch.cat([p.states for p in prompts]).numpy(), CU_SEQLENS: bounds}
     if (placed := [p.positions for p in prompts if p.positions is not None]):
-        feed[POSITIONS] = torch.cat(placed).numpy()
+        feed[POSITIONS] = torch.cat(placed).T.numpy()
     answers = [prefill({**feed, IMAGE: torch.cat([p.image for p in prompts]).numpy()})]
     past = after_prefill(answers[0])
     for number in range(len(expected.exact[0].logits) - 1):

@@ -78,7 +78,7 @@ def test_goes_on_as_in_transformers(kind, tmp_path):
     feed = {"inputs_embeds": torch.cat(states), "cu_seqlens": np.cumsum([0, *map(len, states)]).astype(np.int32)}
 
     def greedy(positions):
-        answer = read({**feed, "positions": np.concatenate(positions), "image": torch.cat(images)})
+        answer = read({**feed, "positions": np.concatenate(positions).T, "image": torch.cat(images)})
         past, tokens = after_prefill(answer), [answer["logits"].argmax(1)]
         for _ in range(NEW - 1):
             answer = go_on({**past, "input_ids": tokens[-1]})
