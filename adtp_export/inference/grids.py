@@ -79,7 +79,9 @@ def _limits(settings: Mapping[str, Any]) -> tuple[int, int]:
 def fitting(height: int, width: int, factor: int, least: int, most: int) -> tuple[int, int]:
     """Return the height and the width, multiples of `factor`, of as many pixels as are accepted, with about the ratio that they had."""
     if max(height, width) > LONGEST * min(height, width):
-        raise InputError(f"got a picture of {height} x {width}; accepted are sides that differ by up to {LONGEST} times")
+        raise InputError(
+            f"got a picture of {height} x {width}; accepted are sides that differ by up to {LONGEST} times"
+        )
     sides = [round(side / factor) * factor for side in (height, width)]
     if sides[0] * sides[1] > most:
         shrink = math.sqrt(height * width / most)

@@ -157,8 +157,9 @@ class Prefill(nn.Module):
         self.finish, self.head = backbone.finish, decoder.head
 
     def forward(self, inputs_embeds: Tensor, cu_seqlens: Tensor, image: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Read prompts ``inputs_embeds (T, H)`` with bounds ``(B+1,) int32``; image ``(T,) bool`` says which tokens may leave. A position is
-        a token's place in its prompt.
+        """Read prompts ``inputs_embeds (T, H)`` with bounds ``(B+1,) int32``; image ``(T,) bool`` says which tokens may leave.
+
+        A position is a token's place in its prompt.
 
         Returns:
             Logits ``(B, V)`` of the token after each prompt; the three of `Entered` at layer 0 and at each stage; keys and values
@@ -167,7 +168,9 @@ class Prefill(nn.Module):
         bounds = rising(cu_seqlens, inputs_embeds.shape[0])
         return self.read(inputs_embeds, bounds, places(bounds, inputs_embeds.shape[0]), image)
 
-    def read(self, inputs_embeds: Tensor, bounds: Tensor, positions: Tensor, image: Tensor | None) -> tuple[Tensor, ...]:
+    def read(
+        self, inputs_embeds: Tensor, bounds: Tensor, positions: Tensor, image: Tensor | None
+    ) -> tuple[Tensor, ...]:
         """Read prompts with bounds ``(B+1,) int64`` and positions ``(T,)``, or ``(T, axes)``, ``int64``."""
         rows = torch.arange(inputs_embeds.shape[0], device=inputs_embeds.device)
         tokens, entered, cache = Packed(inputs_embeds, bounds, positions, rows), [Entered(bounds, positions, rows)], []
@@ -198,7 +201,7 @@ class Prefill(nn.Module):
 
 
 class PlacedPrefill(Prefill):
-    """The same for positions of several axes, which only those know who know the size of a picture. Those of tokens that stay never change."""
+    """The same for positions of several axes. They depend on the sizes of pictures, so they are an input; no stage numbers them anew."""
 
     def forward(  # type: ignore[override]
         self, inputs_embeds: Tensor, cu_seqlens: Tensor, positions: Tensor, image: Tensor | None = None

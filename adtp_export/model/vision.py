@@ -242,7 +242,8 @@ class Qwen2Vl(Vision):
         x, seen = self.patch(pixel_values), None
         if self.window:
             window = patch_places // self.window
-            seen = (window[:, None] == window[None]).all(-1)
+            others = (window[:, None] != window[None]).any(-1)
+            seen = torch.zeros_like(others, dtype=x.dtype).masked_fill(others, -torch.inf)
         for i, block in enumerate(self.blocks):
             x = block(x, patch_places, None if i in self.whole else seen)
         result: Tensor = self.merger(self.norm(x).reshape(-1, self.merge**2 * x.shape[1]))
@@ -291,7 +292,7 @@ class GridAttention(nn.Module):
         self.qkv, self.proj, self.heads, self.rotate = own.qkv, own.proj, heads, rotate
 
     def forward(self, x: Tensor, places: Tensor, seen: Tensor | None) -> Tensor:
-        """Mix states ``(P, H)``; seen: ``(P, P) bool``, None: all."""
+        """Mix states ``(P, H)``; seen: ``(P, P)``, what is added to scores, None: nothing."""
         q, k, v = self.qkv(x).unflatten(1, (3, self.heads, -1)).unbind(1)
         q, k, v = (t.transpose(0, 1)[None] for t in (self.rotate(q, places), self.rotate(k, places), v))
         context = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)

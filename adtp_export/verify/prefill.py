@@ -234,7 +234,7 @@ def compare(decoder: Decoder, expected: Expected, prefill: Run, step: Run) -> Pa
     prompts, layers = expected.prompts, decoder.first_layers
     bounds = np.cumsum([0, *(len(prompt.states) for prompt in prompts)]).astype(np.int32)
     feed = {INPUTS_EMBEDS: torch.cat([p.states for p in prompts]).numpy(), CU_SEQLENS: bounds}
-    if (placed := [p.positions for p in prompts if p.positions is not None]):
+    if placed := [p.positions for p in prompts if p.positions is not None]:
         feed[POSITIONS] = torch.cat(placed).T.numpy()
     answers = [prefill({**feed, IMAGE: torch.cat([p.image for p in prompts]).numpy()})]
     past = after_prefill(answers[0])

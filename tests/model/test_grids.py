@@ -125,7 +125,9 @@ def test_towers_of_unequal_grids(tmp_path):
     def run(feed):
         rows, columns = (int(each) + 1 for each in feed["patch_places"].max(0))
         grid = torch.tensor([[1, rows, columns]])
-        return {"image_features": model.model.visual(torch.from_numpy(feed["pixel_values"]), grid).pooler_output.numpy()}
+        return {
+            "image_features": model.model.visual(torch.from_numpy(feed["pixel_values"]), grid).pooler_output.numpy()
+        }
 
     @torch.no_grad()
     def swapped(feed):
