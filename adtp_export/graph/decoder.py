@@ -38,6 +38,7 @@ from ..contract import (
 from ..model.decoder import Decoder
 from ..model.image_choice import Diverse
 from ..model.prefill import Step, prefill_of
+from ..model.vision import values_of
 from .passes import DECODER
 from .program import finish, trace_network
 
@@ -71,9 +72,8 @@ def export_vision(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:
     """Export ``pixel_values (tiles, 3, side, side)`` to ``image_features (tiles, tokens, H)``; with DivPrune, the kept ones and their
     places. Where a picture stays whole, its patches ``(P, values)`` and their places ``(P, 2) int64`` to ``(tokens, H)``."""
     if decoder.pictures["layout"] == GRID:
-        vision = decoder.vision()
         cells, tokens = decoder.pictures["merge"] ** 2, torch.export.Dim("image_tokens", min=2)
-        pixels = torch.zeros(6 * cells, vision.patch.in_features)
+        pixels = torch.zeros(6 * cells, values_of(decoder.pictures))
         whole = {PIXEL_VALUES: pixels, PATCH_PLACES: torch.arange(12 * cells).view(-1, 2) % 5}
         return _export(decoder.vision, whole, ({0: cells * tokens},) * 2, [IMAGE_FEATURES], metadata)
     side = decoder.model.config.vision_config.image_size

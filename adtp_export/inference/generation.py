@@ -147,8 +147,9 @@ class Generator:
     def features(self, pictures: Iterable[Prepared]) -> list[np.ndarray]:
         """Turn pictures into image tokens: what stands in for each image token of their prompts, ``(n, H)``; of pictures that stay whole
         ``(rows, columns, H)``."""
-        vision, found = self._vision, []
+        vision = self._vision
         assert vision is not None
+        found: list[np.ndarray] = []
         for each in pictures:
             feed = {PIXEL_VALUES: each.tiles} | ({} if each.places is None else {PATCH_PLACES: each.places})
             found += each.arranged(vision.run(feed)[IMAGE_FEATURES])
@@ -248,7 +249,8 @@ class Generator:
         """Return the states of a prompt, which are of an image, and positions; each image token takes the next part."""
         text = self._embed.run({INPUT_IDS: np.where(ids == self.image_token, 0, ids)})[INPUTS_EMBEDS]
         parts, begin = [text[:0]], 0
-        is_part, sizes = [False], []
+        is_part = [False]
+        sizes: list[int | tuple[int, int]] = []
         for place in np.flatnonzero(ids == self.image_token).tolist():
             if (part := next(given, None)) is None:
                 raise InputError(
@@ -260,7 +262,7 @@ class Generator:
                     f"features of prompt {number}: got the shape {np.shape(part)}; accepted is {accepted} for each image token"
                 )
             parts += [text[begin:place], part.reshape(-1, text.shape[1])]
-            sizes += [place - begin, part.shape[:2]]
+            sizes += [place - begin, (part.shape[0], part.shape[1])]
             is_part += [False, True]
             begin = place + 1
         parts.append(text[begin:])

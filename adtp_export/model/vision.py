@@ -223,15 +223,11 @@ class Qwen2Vl(Vision):
 
     @classmethod
     def settings(cls, config: Any) -> dict[str, Any]:
-        """patch: pixels along a side. merge: patches along a side of a token. temporal: frames that a patch has."""
+        """patch: pixels along a side. merge: patches along a side of a token. temporal: frames that a patch has. video_token: an id."""
         vision = config.vision_config
-        return {
-            **super().settings(config),
-            "patch": vision.patch_size,
-            "merge": vision.spatial_merge_size,
-            "temporal": vision.temporal_patch_size,
-            "video_token": config.video_token_id,
-        }
+        sizes = {"patch": "patch_size", "merge": "spatial_merge_size", "temporal": "temporal_patch_size"}
+        found = {name: getattr(vision, field) for name, field in sizes.items()}
+        return {**super().settings(config), **found, "video_token": config.video_token_id}
 
     def forward(self, pixel_values: Tensor, patch_places: Tensor) -> Tensor:  # type: ignore[override]
         """Turn the patches ``(P, 3 * temporal * patch * patch)`` of a picture into image tokens ``(P / merge**2, H)``.
@@ -315,6 +311,12 @@ KINDS: Mapping[str, type[Vision]] = {
     "qwen2_5_vl": Qwen25Vl,
 }
 """Model types with images."""
+
+
+def values_of(layout: Mapping[str, Any]) -> int:
+    """Return how many values a patch of a picture that stays whole has, by `Vision.settings`."""
+    values: int = 3 * layout["temporal"] * layout["patch"] ** 2
+    return values
 
 
 def patches_of(vision: Any, path: Path) -> int:

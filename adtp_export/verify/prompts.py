@@ -19,6 +19,7 @@ from ..contract import (
 from ..inference.grids import patch_places, positions_of
 from ..model.decoder import Decoder
 from ..model.sequences import at_least_fp32
+from ..model.vision import values_of
 from .oracle import dtype_of
 from .plain_choice import far
 from .prefill import Prompt, Run, overflow
@@ -83,11 +84,12 @@ def _towers(decoder: Decoder) -> list[tuple[nn.Module, torch.Tensor]]:
     vision = decoder.vision()
     if decoder.pictures["layout"] != GRID:
         return [(vision, _pictures(decoder))]
-    merge, towers = decoder.pictures["merge"], []
+    merge, values = decoder.pictures["merge"], values_of(decoder.pictures)
+    towers: list[tuple[nn.Module, torch.Tensor]] = []
     for number, (rows, columns) in enumerate(GRIDS):
         places = torch.from_numpy(patch_places(rows * merge, columns * merge, merge))
         generator = torch.Generator().manual_seed(number + 1)
-        pixels = torch.rand(len(places), vision.patch.in_features, generator=generator) * 2 - 1
+        pixels = torch.rand(len(places), values, generator=generator) * 2 - 1
         towers.append((WholePicture(vision, places), pixels))
     return towers
 

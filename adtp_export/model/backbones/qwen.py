@@ -5,12 +5,14 @@ Source: Yang et al., Qwen2 (arXiv 2407.10671) and Qwen3 (arXiv 2505.09388).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from ...errors import InputError, quoted
 from ..positions import AxialRotary, Rotary
+from .base import VERSION
 from .llama import Llama
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
@@ -42,6 +44,14 @@ class Qwen2Vl(Qwen2):
     """The language model of Qwen2-VL and Qwen2.5-VL. A position is a time, a row and a column; those of text are three times the same."""
 
     axes = 3
+
+    @classmethod
+    def readable(cls, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """transformers 4 has the sections in `rope_scaling`."""
+        fields = super().readable(stored)
+        if VERSION < (5,) and isinstance(parameters := stored.get("rope_parameters"), Mapping):
+            fields["rope_scaling"] = {**parameters, "type": parameters.get("rope_type", "default")}
+        return fields
 
     @classmethod
     def sections(cls, config: Any) -> list[int]:
