@@ -207,7 +207,7 @@ class PlacedPrefill(Prefill):
         self, inputs_embeds: Tensor, cu_seqlens: Tensor, positions: Tensor, image: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Read prompts as `Prefill` does, with ``positions (axes, T) int64``."""
-        return self.read(inputs_embeds, rising(cu_seqlens, inputs_embeds.shape[0]), positions.T, image)
+        return self.read(inputs_embeds, rising(cu_seqlens, inputs_embeds.shape[0]), positions.transpose(0, 1), image)
 
 
 def prefill_of(decoder: Decoder) -> Prefill:
