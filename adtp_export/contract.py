@@ -107,15 +107,17 @@ def layout_of(files: Container[str]) -> str:
 
 VISION_MODEL, EMBED_MODEL, PREFILL_MODEL, STEP_MODEL = "vision.onnx", "embed.onnx", "prefill.onnx", "step.onnx"
 """Files of a model that generates text: pictures to image tokens, ids to states, prompts to keys and values, and one token more."""
-SQUARE, TILES, ANYRES = "square", "tiles", "anyres"
+SQUARE, TILES, ANYRES, GRID = "square", "tiles", "anyres", "grid"
 """How a picture becomes tiles for `vision.onnx`: one square; tiles with text between them (Idefics3); tiles of which borders are cut off,
-and a token behind each row of patches (LLaVA-NeXT)."""
+and a token behind each row of patches (LLaVA-NeXT). Or it stays whole, a grid of patches of any size (Qwen2-VL)."""
+MOST_PATCHES = 4096
+"""Patches along a side of a picture that stays whole, at most."""
 HEAD_TEXT, HEAD_IMAGES = "text", "images"
 """What such a model answers with, as a manifest calls it; and what a vision tower of its own does, which has `VISION_MODEL` alone."""
 IMAGE_EMBEDS = "image_embeds"
 """Its output with a vector of each picture."""
 PIXEL_VALUES, IMAGE_FEATURES, INPUTS_EMBEDS, IMAGE = "pixel_values", "image_features", "inputs_embeds", "image"
-IMAGE_KEPT = "image_kept"
+IMAGE_KEPT, PATCH_PLACES = "image_kept", "patch_places"
 POSITIONS, ROWS, PAST, PRESENT, KEY, VALUE = "positions", "rows", "past", "present", "key", "value"
 """Their inputs and outputs. `CU_SEQLENS`, `POSITIONS` and `ROWS` end with the layer that such tokens enter first (`entered`)."""
 

@@ -113,6 +113,22 @@ def save_anyres(directory, kind, **fields):
     )
 
 
+def save_grid(directory, kind, **fields):
+    """A Qwen2-VL or a Qwen2.5-VL with patches of 4 pixels, of which 2 by 2 become a token; returns transformers' own."""
+    tower = {"depth": 3, "num_heads": 2, "patch_size": 4, "initializer_range": 0.2}
+    if kind == "qwen2_vl":
+        tower |= {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2}
+    else:
+        tower |= {"hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "window_size": 16}
+        tower |= {"fullatt_block_indexes": [1]}
+    rotation = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 2, 1]}
+    text = {"model_type": f"{kind}_text", **TEXT, **MORE, "rope_parameters": rotation, **fields}
+    tokens = {"image_token_id": IMAGE, "video_token_id": 97, "vision_start_token_id": 98, "vision_end_token_id": 99}
+    config = CONFIG_MAPPING[kind](text_config=text, vision_config=tower, **tokens)
+    settings = {"min_pixels": 64, "max_pixels": 2048, "patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
+    return _save_with_tiles(directory, config, settings)
+
+
 MORE = {"vocab_size": 110, "num_hidden_layers": 4, "max_position_embeddings": 200}
 
 

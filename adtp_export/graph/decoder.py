@@ -13,6 +13,7 @@ from ..contract import (
     BATCH,
     CU_SEQLENS,
     EMBED_MODEL,
+    GRID,
     IMAGE,
     IMAGE_EMBEDS,
     IMAGE_FEATURES,
@@ -22,6 +23,7 @@ from ..contract import (
     KEY,
     LOGITS,
     PAST,
+    PATCH_PLACES,
     PIXEL_VALUES,
     POSITIONS,
     PREFILL_MODEL,
@@ -36,8 +38,9 @@ from ..contract import (
 )
 from ..model.decoder import Decoder
 from ..model.image_choice import Diverse
-from ..model.prefill import Prefill, Step
+from ..model.prefill import Step, prefill_of
 from ..model.tower import Tower
+from ..model.vision import values_of
 from .passes import DECODER
 from .program import finish, trace_network
 
@@ -69,7 +72,12 @@ def names_cached(decoder: Decoder, when: str) -> list[str]:
 
 def export_vision(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:
     """Export ``pixel_values (tiles, 3, side, side)`` to ``image_features (tiles, tokens, H)``; with DivPrune, the kept ones and their
-    places."""
+    places. Where a picture stays whole, its patches ``(P, values)`` and their places ``(P, 2) int64`` to ``(tokens, H)``."""
+    if decoder.pictures["layout"] == GRID:
+        cells, tokens = decoder.pictures["merge"] ** 2, torch.export.Dim("image_tokens", min=2)
+        pixels = torch.zeros(6 * cells, values_of(decoder.pictures))
+        whole = {PIXEL_VALUES: pixels, PATCH_PLACES: torch.arange(12 * cells).view(-1, 2) % 5}
+        return _export(decoder.vision, whole, ({0: cells * tokens},) * 2, [IMAGE_FEATURES], metadata)
     side = decoder.model.config.vision_config.image_size
     if kept := decoder.kept_tokens:
         outputs = [IMAGE_FEATURES, IMAGE_KEPT]
@@ -100,9 +108,10 @@ def export_prefill(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:
     """Export `Prefill`; see docs/design.md."""
     batch, tokens = torch.export.Dim(BATCH), torch.export.Dim(TOKENS)
     example = _prompts(decoder)
-    dims = [{0: batch + 1} if name == CU_SEQLENS else {0: tokens} for name in example]
+    own = {CU_SEQLENS: {0: batch + 1}, POSITIONS: {1: tokens}}
+    dims = [own.get(name, {0: tokens}) for name in example]
     outputs = [LOGITS, *names_entered(decoder, CU_SEQLENS, POSITIONS, ROWS), *names_cached(decoder, PRESENT)]
-    return _export(lambda: Prefill(decoder), example, tuple(dims), outputs, metadata)
+    return _export(lambda: prefill_of(decoder), example, tuple(dims), outputs, metadata)
 
 
 def export_step(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:
@@ -111,7 +120,7 @@ def export_step(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:
     own = {layer: torch.export.Dim(f"{TOKENS}_{layer}") for layer in decoder.first_layers}
     example = {INPUT_IDS: torch.ones(len(PROMPTS), dtype=torch.int64)}
     with torch.no_grad():
-        read = Prefill(decoder)(*_prompts(decoder).values())
+        read = prefill_of(decoder)(*_prompts(decoder).values())
     kept = dict(zip([LOGITS, *names_entered(decoder, CU_SEQLENS, POSITIONS, ROWS), *names_cached(decoder, PAST)], read))
     past, dims, first = [], [], 0
     for name in names_entered(decoder, CU_SEQLENS, POSITIONS):
@@ -135,7 +144,9 @@ def _prompts(decoder: Decoder) -> dict[str, Tensor]:
     bounds = torch.tensor([0, *PROMPTS]).cumsum(0).to(torch.int32)
     states = torch.linspace(-1, 1, sum(PROMPTS) * decoder.hidden_size).view(sum(PROMPTS), -1)
     image = {IMAGE: torch.arange(sum(PROMPTS)) % 5 < 3} if decoder.stages else {}
-    return {INPUTS_EMBEDS: states, CU_SEQLENS: bounds, **image}
+    axes = decoder.backbone.axes
+    placed = {POSITIONS: torch.arange(sum(PROMPTS)).repeat(axes, 1)} if axes > 1 else {}
+    return {INPUTS_EMBEDS: states, CU_SEQLENS: bounds, **placed, **image}
 
 
 def _export(

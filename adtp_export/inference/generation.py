@@ -20,6 +20,7 @@ from ..artifacts.records import PLUGIN
 from ..contract import (
     CU_SEQLENS,
     EMBED_MODEL,
+    GRID,
     HEAD_TEXT,
     IMAGE,
     IMAGE_FEATURES,
@@ -27,6 +28,7 @@ from ..contract import (
     INPUTS_EMBEDS,
     LOGITS,
     PAST,
+    PATCH_PLACES,
     PIXEL_VALUES,
     POSITIONS,
     PREFILL_MODEL,
@@ -39,6 +41,7 @@ from ..errors import InputError, did_you_mean, ellipsize, quoted
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
 from .chat import FILE, Chat, read_chat
+from .grids import positions_of
 from .pixels import SETTINGS, read_picture, read_settings
 from .sampling import Sampling
 from .tiles import Prepared, prepared
@@ -142,10 +145,15 @@ class Generator:
         return [prepared(read_picture(picture), settings, self._layout, self._side, marker) for picture in pictures]
 
     def features(self, pictures: Iterable[Prepared]) -> list[np.ndarray]:
-        """Turn pictures into image tokens: what stands in for each image token of their prompts, ``(n, H)``."""
+        """Turn pictures into image tokens: what stands in for each image token of their prompts, ``(n, H)``; of pictures that stay whole
+        ``(rows, columns, H)``."""
         vision = self._vision
         assert vision is not None
-        return [p for each in pictures for p in each.arranged(vision.run({PIXEL_VALUES: each.tiles})[IMAGE_FEATURES])]
+        found: list[np.ndarray] = []
+        for each in pictures:
+            feed = {PIXEL_VALUES: each.tiles} | ({} if each.places is None else {PATCH_PLACES: each.places})
+            found += each.arranged(vision.run(feed)[IMAGE_FEATURES])
+        return found
 
     def _marker(self) -> str:
         """Return the image token as text; where there is no tokenizer, prompts are ids, and nothing is written."""
@@ -174,14 +182,13 @@ class Generator:
 
         Args:
             prompts: token ids; features go where the image token stands.
-            features: each ``(n, H)``, one for each image token of the prompts, in order.
+            features: as `features` gives them, one for each image token of the prompts, in order.
 
         Raises:
             InputError: a prompt is empty or too long, has ids that the model does not know, or pictures and image tokens do not agree.
         """
         sampling = sampling or Sampling()
-        states, image, bounds = self._read(prompts, features, sampling.max_new_tokens)
-        answer: Mapping[str, Any] = self._prefill.run({INPUTS_EMBEDS: states, CU_SEQLENS: bounds, IMAGE: image})
+        answer: Mapping[str, Any] = self._prefill.run(self._read(prompts, features, sampling.max_new_tokens))
         past = after_prefill(answer)
         random = np.random.default_rng(sampling.seed)
         ended = np.zeros(len(prompts), dtype=bool)
@@ -197,12 +204,12 @@ class Generator:
 
     def _read(
         self, prompts: Sequence[Sequence[int]], features: Iterable[np.ndarray] | None, room: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return states ``(T, H)``, which are of an image ``(T,) bool``, and bounds ``(B+1,) int32``."""
+    ) -> dict[str, np.ndarray]:
+        """Return states ``(T, H)``, which are of an image ``(T,) bool``, bounds ``(B+1,) int32``, and positions of several axes."""
         if not len(prompts):
             raise InputError("got no prompts; accepted is at least one")
         given = iter([] if features is None else features)
-        parts, images = [], []
+        parts, images, positions = [], [], []
         for number, prompt in enumerate(prompts):
             ids = np.asarray(prompt, dtype=np.int64)
             if ids.ndim != 1 or not len(ids):
@@ -211,7 +218,9 @@ class Generator:
                 raise InputError(
                     f"prompt {number} has the token {unknown[0]}; the model knows 0 to {self.vocabulary - 1}"
                 )
-            states, is_image = self._states(number, ids, given)
+            if self._whole and self._layout["video_token"] in ids:
+                raise InputError(f"prompt {number} has a place for a video; accepted are pictures, one in a prompt")
+            states, is_image, placed = self._states(number, ids, given)
             if len(states) + room - 1 > self.max_tokens:
                 raise InputError(
                     f"prompt {number} has {len(states)} tokens, and {room} are to follow; the model reads {self.max_tokens}. "
@@ -219,32 +228,45 @@ class Generator:
                 )
             parts.append(states)
             images.append(is_image)
+            positions.append(placed)
         if next(given, None) is not None:
             raise InputError(
                 "there are more features than image tokens; accepted are as many, each (n, H), in the order of the prompts"
             )
         bounds = np.cumsum([0, *map(len, parts)]).astype(np.int32)
-        return np.concatenate(parts), np.concatenate(images), bounds
+        feed = {INPUTS_EMBEDS: np.concatenate(parts), CU_SEQLENS: bounds, IMAGE: np.concatenate(images)}
+        return feed | ({POSITIONS: np.concatenate(positions).T} if self._whole else {})
 
-    def _states(self, number: int, ids: np.ndarray, given: Iterator[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the states of a prompt, and which are of an image; each image token takes the next part."""
+    @property
+    def _whole(self) -> bool:
+        """Whether pictures stay whole; then positions have three axes."""
+        return bool(self._layout.get("layout") == GRID)
+
+    def _states(
+        self, number: int, ids: np.ndarray, given: Iterator[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the states of a prompt, which are of an image, and positions; each image token takes the next part."""
         text = self._embed.run({INPUT_IDS: np.where(ids == self.image_token, 0, ids)})[INPUTS_EMBEDS]
         parts, begin = [text[:0]], 0
         is_part = [False]
+        sizes: list[int | tuple[int, int]] = []
         for place in np.flatnonzero(ids == self.image_token).tolist():
             if (part := next(given, None)) is None:
                 raise InputError(
                     f"prompt {number} has a place for an image, and there is none; give one image for each such prompt"
                 )
-            if np.ndim(part) != 2 or np.shape(part)[1] != text.shape[1]:
+            if np.ndim(part) != 2 + self._whole or np.shape(part)[-1] != text.shape[1]:
+                accepted = f"({'rows, columns' if self._whole else 'n'}, {text.shape[1]})"
                 raise InputError(
-                    f"features of prompt {number}: got the shape {np.shape(part)}; accepted is (n, {text.shape[1]}) for each image token"
+                    f"features of prompt {number}: got the shape {np.shape(part)}; accepted is {accepted} for each image token"
                 )
-            parts += [text[begin:place], part]
+            parts += [text[begin:place], part.reshape(-1, text.shape[1])]
+            sizes += [place - begin, (part.shape[0], part.shape[1])]
             is_part += [False, True]
             begin = place + 1
         parts.append(text[begin:])
-        return np.concatenate(parts), np.repeat([*is_part, False], [len(part) for part in parts])
+        positions = positions_of([*sizes, len(text) - begin]) if self._whole else np.arange(len(ids))
+        return np.concatenate(parts), np.repeat([*is_part, False], [len(part) for part in parts]), positions
 
     @functools.cached_property
     def chat(self) -> Chat:

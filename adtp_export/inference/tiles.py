@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..contract import ANYRES, TILES
+from ..contract import ANYRES, GRID, TILES
 from ..errors import InputError, quoted
+from .grids import patch_places, patches_of
 from .pixels import LANCZOS, kernel_of, normalized, pixel_values, resized, size_of
 
 FAKE, WHOLE = "<fake_token_around_image>", "<global-img>"
@@ -25,15 +26,16 @@ LARGEST = 4096
 
 @dataclass(frozen=True)
 class Prepared:
-    """A picture: tiles ``(tiles, 3, side, side) fp32``.
+    """A picture: tiles ``(tiles, 3, side, side) fp32``; or patches of a whole one ``(P, values)``, with their places ``(P, 2) int64``.
 
     written: what stands in the prompt for its image token: that token once for each of the parts that `arranged` makes of
-    ``(tiles, tokens, H)``, each ``(n, H)``.
+    ``(tiles, tokens, H)``, each ``(n, H)``. A whole picture is one part ``(rows, columns, H)``.
     """
 
     tiles: np.ndarray
     written: str
     arranged: Callable[[np.ndarray], Sequence[np.ndarray]]
+    places: np.ndarray | None = None
 
 
 def prepared(
@@ -49,9 +51,18 @@ def prepared(
     """
     if layout["layout"] == TILES:
         return _with_text_between(picture, settings, side, marker)
+    if layout["layout"] == GRID:
+        return _whole(picture, settings, layout, marker)
     if layout["layout"] == ANYRES:
         return _without_borders(picture, settings, layout, side, marker)
     return Prepared(pixel_values(picture, settings, side)[None], marker, list)
+
+
+def _whole(picture: np.ndarray, settings: Mapping[str, Any], layout: Mapping[str, Any], marker: str) -> Prepared:
+    patches, (rows, columns) = patches_of(picture, settings, layout)
+    merge = layout["merge"]
+    shape = (rows // merge, columns // merge, -1)
+    return Prepared(patches, marker, lambda found: [found.reshape(shape)], patch_places(rows, columns, merge))
 
 
 def _with_text_between(picture: np.ndarray, settings: Mapping[str, Any], side: int, marker: str) -> Prepared:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..contract import (
     CU_SEQLENS,
+    GRID,
     IMAGE,
     IMAGE_KEPT,
     KEY,
@@ -168,6 +169,8 @@ class TracedGenerator(Generator):
     def _drawn(self, picture: Prepared, own: int, image_tokens: int, kept: np.ndarray | None) -> Drawn | None:
         """Return the tiles of a picture and where its tokens are; None where those of a tile are no square."""
         side, layout = math.isqrt(own), self._layout["layout"]
+        if layout == GRID:
+            return None
         before = own - side**2  # a first token that is of no patch
         if before not in (0, int(layout == SQUARE)):
             return None

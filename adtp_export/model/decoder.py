@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
 
-from ..contract import ANYRES, SQUARE
+from ..contract import ANYRES, GRID, SQUARE
 from ..errors import InputError, ellipsize, quoted
 from . import registry
 from .backbones.base import Backbone
@@ -30,9 +30,9 @@ TEXT_ALONE = "ForCausalLM"
 """What the names of the classes end with that read text alone."""
 WITH_IMAGES = "ForConditionalGeneration"
 """What the names of classes end with that read images."""
-_DIMENSIONS, _CROSS = "its positions have three dimensions (M-RoPE)", "it attends to images by cross-attention"
+_CROSS = "it attends to images by cross-attention"
 UNFIT = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), _DIMENSIONS),
+    "qwen3_vl": "image tokens enter several of its layers",
     **dict.fromkeys(("mllama", "idefics"), _CROSS),
     **dict.fromkeys(("video_llava", "llava_next_video", "video_llama_3"), "it reads videos"),
 }
@@ -112,8 +112,9 @@ class Decoder:
 
     @property
     def image_size(self) -> int:
-        """Pixels along a side of the pictures that the model takes; 0 where it reads text alone."""
-        return 0 if self.image_token is None else int(self.model.config.vision_config.image_size)
+        """Pixels along a side of the pictures that the model takes; 0 where it reads text alone, or pictures of any size."""
+        vision = None if self.image_token is None else self.model.config.vision_config
+        return int(getattr(vision, "image_size", 0))
 
     @property
     def pictures(self) -> dict[str, Any]:
@@ -154,7 +155,7 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
     has_images = raw["model_type"] in KINDS
     config = _configuration(raw, path, has_images)
     text = config.get_text_config()
-    family = registry.backbone(text.model_type)
+    family = registry.language_model(text.model_type)
     if not family.generates:
         raise InputError(
             f"{path}: text_config.model_type is {quoted(text.model_type)}; accepted are decoders such as llama and qwen2"
@@ -196,11 +197,11 @@ def _what_leaves(
         if layout != SQUARE:
             raise InputError(
                 f"{path}: {DIVPRUNE} chooses among the tokens of one tile, and pictures of a {quoted(raw['model_type'])} model have "
-                "several; accepted are stages, such as those of btp"
+                "several tiles, or any size; accepted are stages, such as those of btp"
             )
         return (), read_kept(pruning, count)
     stages = read_stages(pruning, layers, count)
-    if layout == ANYRES and any(getattr(stage, "spatial", 0) for stage in stages):
+    if layout in (ANYRES, GRID) and any(getattr(stage, "spatial", 0) for stage in stages):
         raise InputError(
             f"pruning.stages: got spatial, and image tokens of a {quoted(raw['model_type'])} model are no squares; accepted is spatial 0, "
             "as in --pruning btp-qwen"
@@ -220,9 +221,11 @@ def _configuration(raw: Mapping[str, Any], path: Path, has_images: bool) -> Any:
     """Make transformers' configuration, in the terms of the version that is installed."""
     fields = {name: value for name, value in raw.items() if name != "pruning"}
     try:
-        inner = fields["text_config"] if has_images else fields
-        readable = registry.backbone(inner["model_type"]).readable(inner)
-        return AutoConfig.for_model(**({**fields, "text_config": readable} if has_images else readable))
+        nested = has_images and "text_config" in fields  # older ones of Qwen2-VL are flat
+        inner = fields["text_config"] if nested else fields
+        kind = f"{inner['model_type']}_text" if has_images and not nested else inner["model_type"]
+        readable = registry.language_model(kind).readable(inner)
+        return AutoConfig.for_model(**({**fields, "text_config": readable} if nested else readable))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # transformers validates the fields it owns, with exceptions of its own

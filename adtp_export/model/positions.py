@@ -4,6 +4,7 @@ place in its text."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +37,31 @@ class Rotary(nn.Module):
             x.dtype if x.dtype == torch.float64 else torch.float32
         )  # of the angles; x is rounded, as in transformers
         tables = (at(table, x.device, precise) for table in (self.cos, self.sin))
-        cos, sin = (nn.functional.embedding(positions, table).unsqueeze(-2) for table in tables)
+        cos, sin = (self.rows(table, positions).unsqueeze(-2) for table in tables)
         first, second = (x.float() if self.rounds else x.to(precise)).chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+    def rows(self, table: Tensor, positions: Tensor) -> Tensor:
+        """Return the rows ``(..., D/2)`` of a table for positions."""
+        return nn.functional.embedding(positions, table)
+
+
+class AxialRotary(Rotary):
+    """The same for positions of several axes, ``(..., axes) int64``: each axis turns a section of the pairs.
+
+    Args:
+        sections: pairs of each axis, in order; they add up to D/2.
+
+    Source: Wang et al., Qwen2-VL (arXiv 2409.12191), multimodal rotary positions.
+    """
+
+    def __init__(self, inverse: Tensor, length: int, sections: Sequence[int], factor: float = 1.0) -> None:
+        super().__init__(inverse, length, factor)
+        self.sections = tuple(sections)
+
+    def rows(self, table: Tensor, positions: Tensor) -> Tensor:
+        found = super().rows(table, positions)
+        return torch.cat([part[..., axis, :] for axis, part in enumerate(found.split(self.sections, -1))], -1)
 
 
 def at(table: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -23,7 +23,7 @@ from .sequences import Packed, at_least_fp32, places, rising, rows_of
 
 class Entered(NamedTuple):
     """Tokens that enter the layers from one stage on. cu_seqlens: ``(B+1,) int64``. positions, rows: ``(T',) int64``, which turn queries
-    and keys, and where the tokens are in the prompts.
+    and keys, and where the tokens are in the prompts. Positions of several axes are ``(T', axes)``.
     """
 
     cu_seqlens: Tensor
@@ -98,9 +98,11 @@ class CachedAttention(PackedAttention):
         q, k, v = self.split(self.qkv(self.before(x)), positions, None, None)
         k, v = (torch.cat([before, now]).index_select(0, order) for before, now in zip(past, (k, v)))
         cu_q = torch.arange(x.shape[0] + 1, dtype=torch.int32, device=x.device)
-        cu_k, positions_k = entered.cu_seqlens.to(torch.int32), entered.positions.to(torch.int32)
+        # The first axis never falls, and so it says what comes before what.
+        first = entered.positions if entered.positions.dim() == 1 else entered.positions[:, 0]
+        cu_k, positions_k = entered.cu_seqlens.to(torch.int32), first.to(torch.int32)
         groups = (self.num_heads, self.kv_heads, self.scale, *self.reach)
-        context = ragged_attention_grouped(q, k, v, cu_q, cu_k, positions.to(torch.int32), positions_k, *groups)
+        context = ragged_attention_grouped(q, k, v, cu_q, cu_k, positions_k.index_select(0, new), positions_k, *groups)
         return self.output(context, x), k, v
 
 
@@ -157,12 +159,19 @@ class Prefill(nn.Module):
     def forward(self, inputs_embeds: Tensor, cu_seqlens: Tensor, image: Tensor | None = None) -> tuple[Tensor, ...]:
         """Read prompts ``inputs_embeds (T, H)`` with bounds ``(B+1,) int32``; image ``(T,) bool`` says which tokens may leave.
 
+        A position is a token's place in its prompt.
+
         Returns:
             Logits ``(B, V)`` of the token after each prompt; the three of `Entered` at layer 0 and at each stage; keys and values
             ``(T_i, kv_heads, D)`` of each layer.
         """
         bounds = rising(cu_seqlens, inputs_embeds.shape[0])
-        positions = places(bounds, inputs_embeds.shape[0])
+        return self.read(inputs_embeds, bounds, places(bounds, inputs_embeds.shape[0]), image)
+
+    def read(
+        self, inputs_embeds: Tensor, bounds: Tensor, positions: Tensor, image: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Read prompts with bounds ``(B+1,) int64`` and positions ``(T,)``, or ``(T, axes)``, ``int64``."""
         rows = torch.arange(inputs_embeds.shape[0], device=inputs_embeds.device)
         tokens, entered, cache = Packed(inputs_embeds, bounds, positions, rows), [Entered(bounds, positions, rows)], []
         asked = at_input = None
@@ -174,7 +183,7 @@ class Prefill(nn.Module):
                 assert asked is not None
                 rows, bounds, at_input = cut(tokens, image, asked, at_input)
                 tokens, image = tokens.gather(rows, bounds), image.index_select(0, rows)
-                if cut.stage.renumbers:
+                if cut.stage.renumbers and positions.dim() == 1:
                     tokens = tokens._replace(positions=places(bounds, rows.shape[0]))
                 entered.append(Entered(bounds, tokens.positions, tokens.origin))
             wanted = tokens.last if i == len(self.layers) - 1 else None
@@ -189,6 +198,21 @@ class Prefill(nn.Module):
         q, k, _ = attention.projected(tokens, None)
         result: Tensor = attention.asked(rows_of(q, tokens.last), k, tokens.cu_seqlens, softmax=True)
         return result
+
+
+class PlacedPrefill(Prefill):
+    """The same for positions of several axes. They depend on the sizes of pictures, so they are an input; no stage numbers them anew."""
+
+    def forward(  # type: ignore[override]
+        self, inputs_embeds: Tensor, cu_seqlens: Tensor, positions: Tensor, image: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Read prompts as `Prefill` does, with ``positions (axes, T) int64``."""
+        return self.read(inputs_embeds, rising(cu_seqlens, inputs_embeds.shape[0]), positions.transpose(0, 1), image)
+
+
+def prefill_of(decoder: Decoder) -> Prefill:
+    """Return what reads prompts."""
+    return PlacedPrefill(decoder) if decoder.backbone.axes > 1 else Prefill(decoder)
 
 
 class Step(nn.Module):
@@ -239,5 +263,7 @@ class Step(nn.Module):
         place = torch.cat([row + own_text, new])
         order = torch.zeros_like(place).scatter(0, place, torch.arange(tokens + texts, device=positions.device))
         following = positions.index_select(0, (cu_seqlens[1:] - 1).clamp(min=0)) + 1
+        if positions.dim() == 2:  # text goes on behind the farthest axis
+            following = following.amax(1, keepdim=True).expand_as(following)
         bounds = cu_seqlens + torch.arange(texts + 1, device=positions.device)
         return Entered(bounds, torch.cat([positions, following]).index_select(0, order), order), order

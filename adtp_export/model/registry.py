@@ -39,6 +39,12 @@ BACKBONES = {
 }
 """transformers' `model_type` -> module and class."""
 
+LANGUAGE_MODELS = {
+    "qwen2_vl_text": ("backbones.qwen", "Qwen2Vl"),
+    "qwen2_5_vl_text": ("backbones.qwen", "Qwen2Vl"),
+}
+"""The same for those that are a part of models with images, and no encoders: their positions have several axes."""
+
 PRUNERS = {
     "adtp": ("pruners.adtp", "AdtpPruner"),
     "ltp": ("pruners.ltp", "LtpPruner"),
@@ -64,6 +70,11 @@ HEADS = {
 def backbone(name: object) -> type[Backbone]:
     """Return the class of a backbone; raises InputError for an unknown one."""
     return load(BACKBONES, name, "backbone.model_type")
+
+
+def language_model(name: object) -> type[Backbone]:
+    """Return the class of what reads text in a model that generates it; raises InputError for an unknown one."""
+    return load({**BACKBONES, **LANGUAGE_MODELS}, name, "text_config.model_type")
 
 
 def pruner(name: object) -> type[Pruner]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,11 +11,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..contract import ANYRES, SQUARE, TILES
+from ..contract import ANYRES, GRID, MOST_PATCHES, SQUARE, TILES
 from ..errors import InputError, quoted
+from .backbones.base import RmsNorm
+from .positions import AxialRotary, frequencies
 
 TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}
 """Towers of LLaVA's kinds, and how many tokens these have before those of patches."""
+VISION_THETA = 10_000.0
+"""The base of the frequencies that turn patches by row and column in Qwen2-VL."""
+MIDDLING = 16
+"""Tokens along a side of a picture of middling size."""
 
 
 class Vision(nn.Module):
@@ -172,12 +179,129 @@ class Idefics3(Vision):
         return result
 
 
+class Qwen2Vl(Vision):
+    """Qwen2-VL: a picture is a grid of patches of any size, and a square of these becomes one token."""
+
+    layout = GRID
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        own, config = model.model.visual, model.config.vision_config
+        weight = own.patch_embed.proj.weight.detach().flatten(1)  # what is convolved is one patch
+        self.patch = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        self.patch.weight = nn.Parameter(weight, requires_grad=False)
+        half = weight.shape[0] // config.num_heads // 2
+        base = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", VISION_THETA)
+        inverse = frequencies(base, half)
+        rotate = AxialRotary(torch.cat([inverse, inverse]), MOST_PATCHES, (half // 2, half // 2))
+        self.blocks = nn.ModuleList(GridBlock(block, config.num_heads, rotate) for block in own.blocks)
+        self.norm, self.merger, self.merge = _norm(own.merger.ln_q), own.merger.mlp, config.spatial_merge_size
+        self.window = 0
+        self.whole: frozenset[int] = frozenset()
+
+    @classmethod
+    def tokens(cls, config: Any, path: Path) -> int:
+        """Return the tokens of a picture of middling size: others have others."""
+        vision = config.vision_config
+        fields = {name: getattr(vision, name) for name in ("patch_size", "spatial_merge_size", "temporal_patch_size")}
+        for name, value in fields.items():
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"{path}: vision_config.{name} is {quoted(value)}; accepted are integers from 1 on")
+        width = getattr(vision, "embed_dim", None) or vision.hidden_size
+        if width % (4 * vision.num_heads):
+            raise InputError(
+                f"{path}: vision_config has {width} coordinates and {vision.num_heads} heads; accepted are heads of a multiple of 4"
+            )
+        return min(MIDDLING, math.isqrt(config.get_text_config().max_position_embeddings) // 2) ** 2
+
+    @classmethod
+    def settings(cls, config: Any) -> dict[str, Any]:
+        """patch: pixels along a side. merge: patches along a side of a token. temporal: frames that a patch has. video_token: an id."""
+        vision = config.vision_config
+        sizes = {"patch": "patch_size", "merge": "spatial_merge_size", "temporal": "temporal_patch_size"}
+        found = {name: getattr(vision, field) for name, field in sizes.items()}
+        return {**super().settings(config), **found, "video_token": config.video_token_id}
+
+    def forward(self, pixel_values: Tensor, patch_places: Tensor) -> Tensor:  # type: ignore[override]
+        """Turn the patches ``(P, 3 * temporal * patch * patch)`` of a picture into image tokens ``(P / merge**2, H)``.
+
+        Args:
+            patch_places: row and column of each, ``(P, 2) int64``; those of a token follow one another.
+        """
+        x, seen = self.patch(pixel_values), None
+        if self.window:
+            window = patch_places // self.window
+            others = (window[:, None] != window[None]).any(-1)
+            seen = torch.zeros_like(others, dtype=x.dtype).masked_fill(others, -torch.inf)
+        for i, block in enumerate(self.blocks):
+            x = block(x, patch_places, None if i in self.whole else seen)
+        result: Tensor = self.merger(self.norm(x).reshape(-1, self.merge**2 * x.shape[1]))
+        return result
+
+
+class Qwen25Vl(Qwen2Vl):
+    """Qwen2.5-VL: in most layers patches see those of their own window alone."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        config = model.config.vision_config
+        self.window = config.window_size // self.merge // config.patch_size * self.merge
+        self.whole = frozenset(config.fullatt_block_indexes)
+
+    @classmethod
+    def tokens(cls, config: Any, path: Path) -> int:
+        found, vision = super().tokens(config, path), config.vision_config
+        least = vision.spatial_merge_size * vision.patch_size
+        if not isinstance(vision.window_size, int) or vision.window_size < least:
+            raise InputError(
+                f"{path}: vision_config.window_size is {quoted(vision.window_size)}; accepted are integers from {least} on"
+            )
+        return found
+
+
+class GridBlock(nn.Module):
+    """A layer of a tower whose patches have rows and columns."""
+
+    def __init__(self, own: Any, heads: int, rotate: AxialRotary) -> None:
+        super().__init__()
+        self.before, self.attention = _norm(own.norm1), GridAttention(own.attn, heads, rotate)
+        self.before_ffn, self.ffn = _norm(own.norm2), own.mlp
+
+    def forward(self, x: Tensor, places: Tensor, seen: Tensor | None) -> Tensor:
+        x = x + self.attention(self.before(x), places, seen)
+        result: Tensor = x + self.ffn(self.before_ffn(x))
+        return result
+
+
+class GridAttention(nn.Module):
+    """Attention among patches. The name of `rotate` keeps its nodes in fp32 (`contract.ROTATE`)."""
+
+    def __init__(self, own: Any, heads: int, rotate: AxialRotary) -> None:
+        super().__init__()
+        self.qkv, self.proj, self.heads, self.rotate = own.qkv, own.proj, heads, rotate
+
+    def forward(self, x: Tensor, places: Tensor, seen: Tensor | None) -> Tensor:
+        """Mix states ``(P, H)``; seen: ``(P, P)``, what is added to scores, None: nothing."""
+        q, k, v = self.qkv(x).unflatten(1, (3, self.heads, -1)).unbind(1)
+        q, k, v = (t.transpose(0, 1)[None] for t in (self.rotate(q, places), self.rotate(k, places), v))
+        context = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        result: Tensor = self.proj(context[0].transpose(0, 1).flatten(1))
+        return result
+
+
+def _norm(own: Any) -> nn.Module:
+    """Return a norm as it is, or one of root mean squares in our form."""
+    return own if isinstance(own, nn.LayerNorm) else RmsNorm(own, own.variance_epsilon)
+
+
 KINDS: Mapping[str, type[Vision]] = {
     "llava": Llava,
     "llava_next": LlavaNext,
     "llava_onevision": LlavaOnevision,
     "idefics3": Idefics3,
     "smolvlm": Idefics3,
+    "qwen2_vl": Qwen2Vl,
+    "qwen2_5_vl": Qwen25Vl,
 }
 """Model types with images."""
 
@@ -197,6 +321,12 @@ def feature_layers(chosen: Any, layers: int, path: Path | str = "config.json") -
 def selected(states: Sequence[Tensor], layers: Sequence[int], leaves_first_out: bool) -> Tensor:
     """Return of states ``(tiles, n, H)`` of each layer those that LLaVA reads, side by side; perhaps without the class token."""
     return torch.cat([states[i][:, 1:] if leaves_first_out else states[i] for i in layers], -1)
+
+
+def values_of(layout: Mapping[str, Any]) -> int:
+    """Return how many values a patch of a picture that stays whole has, by `Vision.settings`."""
+    values: int = 3 * layout["temporal"] * layout["patch"] ** 2
+    return values
 
 
 def patches_of(vision: Any, path: Path) -> int:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ..artifacts.directory import OutputDirectory, writing
-from ..contract import HEAD_TEXT
+from ..contract import GRID, HEAD_TEXT
 from ..data.truncate import unset
 from ..errors import InputError, ellipsize, quoted
 from ..inference.chat import read_chat
@@ -161,6 +161,11 @@ class Prompts:
 
     def __init__(self, decoder: Decoder, text: str) -> None:
         self.decoder, self.directory = decoder, decoder.directory
+        if decoder.pictures["layout"] == GRID:
+            raise InputError(
+                f"--calibrate-images: pictures of {quoted(decoder.raw_config['model_type'])} models stay whole; accepted are models that "
+                "read squares or tiles. Name the layers of the stages in a JSON file (--pruning)"
+            )
         self.vision = decoder.vision()
         assert decoder.image_token is not None
         self.image_token = decoder.image_token

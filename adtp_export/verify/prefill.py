@@ -22,6 +22,7 @@ from ..contract import (
     INPUT_IDS,
     INPUTS_EMBEDS,
     LOGITS,
+    POSITIONS,
     ROWS,
     entered,
 )
@@ -40,10 +41,14 @@ Run = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt of n tokens: states ``(n, H) fp32``, and which are of an image ``(n,) bool``."""
+    """A prompt of n tokens: states ``(n, H) fp32``, and which are of an image ``(n,) bool``.
+
+    positions: ``(n, axes) int64`` where these have several axes; None: a token's place.
+    """
 
     states: Tensor
     image: Tensor
+    positions: Tensor | None = None
 
 
 @dataclass(kw_only=True)
@@ -70,7 +75,8 @@ class Oracle:
         """Read a prompt and so many greedy tokens; like: another reading, whose image tokens stay and whose tokens follow."""
         backbone, told = self.decoder.backbone, Reading()
         x, image = prompt.states.to(self.dtype), prompt.image
-        positions = rows = torch.arange(len(x))
+        rows = torch.arange(len(x))
+        positions = rows if prompt.positions is None else prompt.positions
         told.rows.append(rows.numpy())
         asked: Tensor | None = None
         for i in range(backbone.num_layers):
@@ -83,7 +89,8 @@ class Oracle:
                 follows = choice if like is None else like.choices[len(told.choices)]
                 copies[image] = torch.tensor(follows.copies)
                 x, positions, image, rows = (t.repeat_interleave(copies, 0) for t in (x, positions, image, rows))
-                positions = torch.arange(len(x)) if stage.renumbers else positions
+                if stage.renumbers and prompt.positions is None:
+                    positions = torch.arange(len(x))
                 told.rows.append(rows.numpy())
                 told.choices.append(choice)
             asks = self.stages.get(i + 1)
@@ -117,9 +124,10 @@ class Oracle:
             told.cache[i], before = (k, v), told.positions[i]
         else:
             told.cache.append((k, v))
-        place, seen = torch.arange(len(k))[-len(x) :], torch.cat([before, positions])
+        place = torch.arange(len(k))[-len(x) :]
         hidden = torch.arange(len(k)) > place[:, None]
         if parts.reach[0] >= 0:
+            seen = torch.cat([before, positions])
             hidden = hidden | (positions[:, None] - seen > parts.reach[0])
         scores = (torch.einsum("qnd,knd->nqk", q, k) * parts.scale).masked_fill(hidden, -torch.inf)
         context = torch.einsum("nqk,knd->qnd", scores.softmax(-1), v).flatten(1)
@@ -130,7 +138,8 @@ class Oracle:
     def _step(self, token: int, told: Reading) -> Tensor:
         x = self.decoder.embeddings(torch.tensor([token])).to(self.dtype)
         for i in range(len(told.cache)):
-            here = told.positions[i][-1:] + 1
+            last = told.positions[i][-1:]
+            here = torch.full_like(last, int(last.max()) + 1)
             x = self._layer(i, x, here, told)
             told.positions[i] = torch.cat([told.positions[i], here])
         return self._logits(x)
@@ -225,6 +234,8 @@ def compare(decoder: Decoder, expected: Expected, prefill: Run, step: Run) -> Pa
     prompts, layers = expected.prompts, decoder.first_layers
     bounds = np.cumsum([0, *(len(prompt.states) for prompt in prompts)]).astype(np.int32)
     feed = {INPUTS_EMBEDS: torch.cat([p.states for p in prompts]).numpy(), CU_SEQLENS: bounds}
+    if placed := [p.positions for p in prompts if p.positions is not None]:
+        feed[POSITIONS] = torch.cat(placed).T.numpy()
     answers = [prefill({**feed, IMAGE: torch.cat([p.image for p in prompts]).numpy()})]
     past = after_prefill(answers[0])
     for number in range(len(expected.exact[0].logits) - 1):

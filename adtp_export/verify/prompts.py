@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import nn
 
-from ..contract import INPUT_IDS, INPUTS_EMBEDS, PIXEL_VALUES, TILES
+from ..contract import GRID, INPUT_IDS, INPUTS_EMBEDS, PATCH_PLACES, PIXEL_VALUES, TILES
+from ..inference.grids import patch_places, positions_of
 from ..model.decoder import Decoder
+from ..model.vision import values_of
 from .oracle import dtype_of
 from .pictures import draw_pictures, failure_of_features
 from .prefill import Prompt, Run
@@ -15,6 +18,8 @@ LENGTHS = (1, 17, 40, 64)
 """Tokens of prompts."""
 AROUND_IMAGES = ((1, 3), (9, 21))
 """Tokens before an image and behind it."""
+GRIDS = ((2, 3), (5, 1))
+"""Rows and columns of the tokens of pictures that stay whole."""
 BETWEEN_TILES = 2
 """Tokens between two tiles of an image."""
 
@@ -33,7 +38,10 @@ def draw_prompts(decoder: Decoder, steps: int) -> list[Prompt]:
     if decoder.image_token is None:
         return [Prompt(text(n), torch.zeros(n, dtype=torch.bool)) for n in LENGTHS if n <= room]
     prompts = []
-    tiles = decoder.vision()(_pictures(decoder))
+    tiles = [tile for network, pictures in _towers(decoder) for tile in network(pictures)]
+    whole = decoder.pictures["layout"] == GRID
+    if whole:
+        tiles = list(torch.cat([tile[None] for tile in tiles]).split([rows * columns for rows, columns in GRIDS]))
     for number, (before, behind) in enumerate(AROUND_IMAGES):
         # Where text stands between tiles, the last prompt has two of them.
         parts = [(text(before), False), (tiles[number], True)]
@@ -42,8 +50,37 @@ def draw_prompts(decoder: Decoder, steps: int) -> list[Prompt]:
         parts.append((text(behind), False))
         states = torch.cat([part for part, _ in parts])
         if len(states) <= room:
-            prompts.append(Prompt(states, torch.cat([torch.full((len(part),), own) for part, own in parts])))
+            image = torch.cat([torch.full((len(part),), own) for part, own in parts])
+            placed = torch.from_numpy(positions_of([before, GRIDS[number], behind])) if whole else None
+            prompts.append(Prompt(states, image, placed))
     return prompts
+
+
+class WholePicture(nn.Module):
+    """A tower that reads one picture: from its patches ``(P, values)`` to image tokens ``(n, H)``."""
+
+    def __init__(self, vision: nn.Module, places: torch.Tensor) -> None:
+        super().__init__()
+        self.vision, self.places = vision, places
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.vision(pixel_values, self.places)
+        return found
+
+
+def _towers(decoder: Decoder) -> list[tuple[nn.Module, torch.Tensor]]:
+    """Return what makes image tokens, each with pictures that it takes."""
+    vision = decoder.vision()
+    if decoder.pictures["layout"] != GRID:
+        return [(vision, _pictures(decoder))]
+    merge, values = decoder.pictures["merge"], values_of(decoder.pictures)
+    towers: list[tuple[nn.Module, torch.Tensor]] = []
+    for number, (rows, columns) in enumerate(GRIDS):
+        places = torch.from_numpy(patch_places(rows * merge, columns * merge, merge))
+        generator = torch.Generator().manual_seed(number + 1)
+        pixels = torch.rand(len(places), values, generator=generator) * 2 - 1
+        towers.append((WholePicture(vision, places), pixels))
+    return towers
 
 
 def _pictures(decoder: Decoder) -> torch.Tensor:
@@ -61,6 +98,10 @@ def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None, pre
         return "the embeddings of tokens differ"
     if vision is None:
         return None
-    pictures = _pictures(decoder)
-    found = vision({PIXEL_VALUES: pictures.numpy()})
-    return failure_of_features(decoder.vision(), found, pictures, precision, decoder.kept_tokens)
+    for network, pictures in _towers(decoder):
+        feed = {PIXEL_VALUES: pictures.numpy()}
+        if isinstance(network, WholePicture):
+            feed[PATCH_PLACES] = network.places.numpy()
+        if failure := failure_of_features(network, vision(feed), pictures, precision, decoder.kept_tokens):
+            return failure
+    return None

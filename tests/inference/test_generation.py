@@ -348,7 +348,7 @@ def test_options_that_are_refused(folder, tmp_path, options, told):
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("qwen2_vl", "positions have three dimensions"),
+        ("qwen3_vl", "image tokens enter several of its layers"),
         ("mllama", "attends to images by cross-attention; accepted models"),
         ("video_llava", "it reads videos"),
         (

@@ -138,6 +138,7 @@ class Backbone(ABC):
     since: ClassVar[tuple[int, int]] = (4, 57)
     """The first transformers that has the family."""
     generates: ClassVar[bool] = False
+    axes: ClassVar[int] = 1  # of a position
     """The family's models generate text, too. Without their last product they are encoders. Where a head reads their last token, that
     one is never dropped."""
 
