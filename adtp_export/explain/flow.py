@@ -4,12 +4,12 @@ A node is a token at a level: level 0 is the input, level l + 1 comes after laye
 attended to, a level up, to the token that attends. Its capacity is the attention, mean over heads, halved for the residual
 connection, which gives each token another half to itself.
 
-A text of 1,000 tokens has millions of edges, and few of them decide. So each flow begins on a small graph: the residual connections, what
-the source gives, and what the ends take. The minimum cut found there is measured in the whole graph. If it is no larger, the flow is that of
-the whole graph, for no flow exceeds a cut. Else the edges that cross it are added, and the flow is computed again.
+A text of 1,000 tokens has millions of edges, and few of them decide. So each flow begins on a small graph: the residual connections,
+what the source gives, and what the ends take. The minimum cut found there is measured in the whole graph. If no other edge crosses it, the
+flow is that of the whole graph, for no flow exceeds a cut. Else the edges that cross it are added, and the flow is computed again.
 
 Source: Abnar and Zuidema, Quantifying Attention Flow in Transformers (ACL 2020), for the graph. Xu et al., FlowPrune (NeurIPS 2025), for
-the idea that a cut says which edges matter, and for `merged`, which keeps the layers that limit the flow.
+the idea that a cut says which edges matter. Its other idea, fewer layers, is not used: see `docs/decisions.md`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 LARGEST = 2**30
 """Of flows, in units of capacity, which are integers of 32 bits in scipy."""
-ROUTES = 64
-"""Random routes from each token that say which layers limit the flow."""
 
 
 def capacities(attention: np.ndarray) -> np.ndarray:
@@ -75,8 +73,7 @@ class _Layered:
         edges = np.unique(np.concatenate([self.shared, given]))
         while True:
             found, reached = self._solved(edges, source)
-            crossing = self._crossing(reached)
-            missing = np.setdiff1d(crossing, edges, assume_unique=True)
+            missing = np.setdiff1d(self._crossing(reached), edges, assume_unique=True)
             if not len(missing):
                 return found
             edges = np.union1d(edges, missing)
