@@ -58,9 +58,9 @@ class _Layered:
             there = depths > level
             whole = np.rint(layer / unit(len(ends))).astype(np.int32)
             self.layers.append(whole * (there[:, None] & there))
-        own, ends = np.arange(self.tokens), np.asarray(ends)
-        self.last = ends + self.tokens * depths[ends]
-        self.shared = np.concatenate([self._edges(own, own), self._edges(*np.ix_(ends, own))])
+        own, last = np.arange(self.tokens), np.array(ends)
+        self.last = last + self.tokens * depths[last]
+        self.shared = np.concatenate([self._edges(own, own), self._edges(last[:, None], own)])
 
     def _edges(self, to: np.ndarray, origin: np.ndarray) -> np.ndarray:
         """Number the edges between these tokens in all layers, as ``(level * n + to) * n + origin``."""
