@@ -3,8 +3,10 @@
 import networkx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from adtp_export.explain.flow import MIN_FLOW, SCALE, capacities, flows
+from adtp_export.explain.flow import capacities, flows, unit
 
 
 def layers_of(tokens, layers, seed=0):
@@ -23,7 +25,7 @@ def networkx_flow(layers, depths, source, ends):
         graph.add_edge((int(depths[end]), end), "answer", capacity=1.0)
     for level, layer in enumerate(layers):
         for to, origin in np.ndindex(layer.shape):
-            if min(depths[to], depths[origin]) > level and layer[to, origin] >= MIN_FLOW:
+            if min(depths[to], depths[origin]) > level and layer[to, origin] > 0:
                 graph.add_edge((level, origin), (level + 1, to), capacity=layer[to, origin])
     return networkx.maximum_flow_value(graph, (0, source), "answer")
 
@@ -52,21 +54,32 @@ def test_a_graph_by_hand():
 def test_flows_are_those_of_networkx(seed):
     tokens, count = 9, 4
     layers = layers_of(tokens, count, seed)
-    assert any((layer < MIN_FLOW).any() for layer in layers)
     generator = np.random.default_rng(seed)
     depths, ends = np.where(generator.random(tokens) < 0.5, generator.integers(0, count, tokens), count), [0, 3]
     depths[0] = count
     found = flows(layers, depths, range(tokens), ends)
     expected = [networkx_flow(layers, depths, source, ends) for source in range(tokens)]
     assert np.ptp(expected) > 0
-    rounding = count * tokens**2 * 0.5 / SCALE  # a cut has at most all edges, each of which is rounded once
+    rounding = count * tokens**2 * 0.5 * unit(len(ends))  # a cut has at most all edges, each of which is rounded once
     np.testing.assert_allclose(found, expected, atol=rounding, rtol=0)
 
 
-def test_edges_below_the_least_are_left_out():
-    for size, flow in ((0.9 * MIN_FLOW, 0), (2 * MIN_FLOW, 2 * MIN_FLOW)):
-        layer = np.array([[1.0, size], [0.0, 1.0]])
-        assert flows([layer], np.array([1, 1]), [1], [0]) == pytest.approx([flow], abs=1e-12)
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    tokens=st.integers(1, 12),
+    count=st.integers(1, 5),
+    spread=st.sampled_from((0, 2, 9)),
+)
+def test_flows_of_causal_attention_are_those_of_networkx(seed, tokens, count, spread):
+    """From even attention, where cuts lie at an end, to sharp attention, where they lie between and edges have to be added."""
+    scores = np.random.default_rng(seed).normal(scale=spread, size=(count, 2, tokens, tokens))
+    seen = np.exp(scores - scores.max(-1, keepdims=True)) * np.tri(tokens)
+    layers = [capacities(weights / weights.sum(-1, keepdims=True).clip(1e-300)) for weights in seen]
+    depths, end = np.full(tokens, count), tokens - 1
+    expected = [networkx_flow(layers, depths, source, [end]) for source in range(tokens)]
+    rounding = count * tokens**2 * 0.5 * unit(1)
+    np.testing.assert_allclose(flows(layers, depths, range(tokens), [end]), expected, atol=rounding, rtol=0)
 
 
 def test_cuts_leave_no_more_than_there_was():
