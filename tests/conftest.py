@@ -134,10 +134,6 @@ MADE_ONCE = {"exported", "packed_export"}
 
 
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--slow"):
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="slow; runs with --slow, as in make test-all"))
     # The first worker begins at the front, so it alone makes what takes long, and nobody waits for it.
     items.sort(key=lambda item: MADE_ONCE.isdisjoint(item.fixturenames))
 
