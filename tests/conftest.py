@@ -125,6 +125,14 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """So does what a file of tests leaves in caches, such as the exporter's translations and modules that it was the first to import."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_unconfigure():
     gc.unfreeze()
 
@@ -261,7 +269,7 @@ class Command:
         self.argv = [command, *map(str, arguments)]
         self._scratch = tempfile.TemporaryDirectory()
         self._streams = [Path(self._scratch.name, name) for name in ("stdout", "stderr")]
-        settings = (self.argv, self._streams, cwd, {**(env or {}), "COLUMNS": "200"}, known_graphs.prelude() + prelude)
+        settings = (self.argv, self._streams, self._scratch.name, cwd, {**(env or {}), "COLUMNS": "200"}, known_graphs.prelude() + prelude)
         self.process = FORKSERVER.Process(target=_run_command, args=settings)
         self.process.start()
 
@@ -287,10 +295,12 @@ def run_cli(command: str, *arguments, **options) -> subprocess.CompletedProcess:
     return Command(command, *arguments, **options).finish()
 
 
-def _run_command(argv, streams, cwd, env, prelude):
+def _run_command(argv, streams, scratch, cwd, env, prelude):
+    gc.freeze()  # what was there before the fork is no garbage of the command
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     for number, stream in enumerate(streams, start=1):
         os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT), number)
+    tempfile.tempdir = os.environ["TMPDIR"] = scratch  # what a command leaves that is killed goes with it
     os.environ.update(env)
     os.chdir(cwd or ".")
     sys.argv = argv
