@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -31,6 +32,7 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 from tiny_models import HEAD_FIELDS, PRUNINGS, SITE_SETS, TINY_BACKBONES, TINY_BERT, make_encoder, make_student
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from adtp_export.artifacts.records import file_entry
 from adtp_export.cli.console import GARBAGE
@@ -135,6 +137,10 @@ def pytest_runtest_teardown(item, nextitem):
 
 def pytest_unconfigure():
     gc.unfreeze()
+    with contextlib.suppress(
+        OSError
+    ):  # torch makes it in the temporary folder as it is imported; one that is in use stays
+        os.rmdir(default_cache_dir())
 
 
 MADE_ONCE = {"exported", "packed_export"}
@@ -269,7 +275,14 @@ class Command:
         self.argv = [command, *map(str, arguments)]
         self._scratch = tempfile.TemporaryDirectory()
         self._streams = [Path(self._scratch.name, name) for name in ("stdout", "stderr")]
-        settings = (self.argv, self._streams, self._scratch.name, cwd, {**(env or {}), "COLUMNS": "200"}, known_graphs.prelude() + prelude)
+        settings = (
+            self.argv,
+            self._streams,
+            self._scratch.name,
+            cwd,
+            {**(env or {}), "COLUMNS": "200"},
+            known_graphs.prelude() + prelude,
+        )
         self.process = FORKSERVER.Process(target=_run_command, args=settings)
         self.process.start()
 
