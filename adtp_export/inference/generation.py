@@ -39,7 +39,7 @@ from ..errors import InputError, did_you_mean, ellipsize, quoted
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
 from .chat import FILE, Chat, read_chat
-from .pixels import read_picture
+from .pixels import SETTINGS, read_picture, read_settings
 from .sampling import Sampling
 from .tiles import Prepared, prepared
 
@@ -156,14 +156,13 @@ class Generator:
         return marker
 
     def _picture_settings(self) -> Mapping[str, Any]:
-        """Read how pictures are prepared: from a file of its own, or, as newer versions of transformers save it, from the processor's."""
-        own, shared = "preprocessor_config.json", "processor_config.json"
-        for name in (own, shared):
-            if name in self.manifest.files:
-                found = read_json(checked_file(self.directory, self.manifest, name))
-                if isinstance(settings := found if name == own else found.get("image_processor"), dict):
-                    return settings
-        raise InputError(f"{self.directory} has no {own}; put it beside the checkpoint and export again")
+        settings = read_settings(self._find)
+        if settings is None:
+            raise InputError(f"{self.directory} has no {SETTINGS}; put it beside the checkpoint and export again")
+        return settings
+
+    def _find(self, name: str) -> Path | None:
+        return checked_file(self.directory, self.manifest, name) if name in self.manifest.files else None
 
     def tokens(
         self,
@@ -250,11 +249,7 @@ class Generator:
     @functools.cached_property
     def chat(self) -> Chat:
         """The chat template; raises InputError where the directory has none."""
-
-        def find(name: str) -> Path | None:
-            return checked_file(self.directory, self.manifest, name) if name in self.manifest.files else None
-
-        found = read_chat(find, parts=self.image_token is not None)
+        found = read_chat(self._find, parts=self.image_token is not None)
         if found is None:
             raise InputError(
                 f"{self.directory} has no chat template; write prompts out as text, or put {FILE} beside the checkpoint and export again"

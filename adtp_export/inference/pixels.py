@@ -9,16 +9,39 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import InputError, MissingDependencyError, ellipsize, needs_extras, quoted
+from ..io import read_json
 
 LANCZOS, BICUBIC = 1, 3
 """Pillow's numbers for them, which transformers' settings have."""
+SETTINGS, _OF_PROCESSOR = "preprocessor_config.json", "processor_config.json"
+MOST_PIXELS = 178_956_970
+"""Of a picture: Pillow opens no larger one, and none is made by resizing."""
+
+
+def read_settings(find: Callable[[str], Path | None]) -> dict[str, Any] | None:
+    """Read how a checkpoint prepares pictures: from a file of its own, or, as newer versions of transformers save it, from the processor's.
+
+    Args:
+        find: from the name of a file to its path; None where there is none.
+
+    Returns:
+        The settings; None where neither file has any.
+    """
+    for name in (SETTINGS, _OF_PROCESSOR):
+        if (path := find(name)) is not None:
+            found = read_json(path)
+            if name == _OF_PROCESSOR and isinstance(found, dict):
+                found = found.get("image_processor")
+            if isinstance(found, dict):
+                return found
+    return None
 
 
 def read_picture(picture: object) -> np.ndarray:
@@ -28,16 +51,17 @@ def read_picture(picture: object) -> np.ndarray:
         InputError: it is none of these, or the file cannot be read.
         MissingDependencyError: a file needs Pillow.
     """
-    if isinstance(picture, (str, os.PathLike)):
-        path = Path(picture)
-        try:
+    name = str(picture) if isinstance(picture, (str, os.PathLike)) else "what was given"
+    try:
+        if isinstance(picture, (str, os.PathLike)):
+            path = Path(picture)
             picture = np.load(path, allow_pickle=False) if path.suffix == ".npy" else _opened(path)
-        except MissingDependencyError:
-            raise
-        except Exception as error:  # Pillow raises many kinds for damaged files
-            raise InputError(f"{path} is no picture that can be read: {ellipsize(str(error))}") from error
-    elif hasattr(picture, "convert"):
-        picture = _on_white(picture)
+        elif hasattr(picture, "convert"):
+            picture = _on_white(picture, name)
+    except (InputError, MissingDependencyError):
+        raise
+    except Exception as error:  # Pillow raises many kinds for damaged files
+        raise InputError(f"{name} is no picture that can be read: {ellipsize(str(error))}") from error
     array = np.asarray(picture)
     if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or 0 in array.shape:
         raise InputError(
@@ -52,11 +76,20 @@ def _opened(path: Path) -> np.ndarray:
     with needs_extras(f"reading {path.name}"):
         from PIL import Image, ImageOps
     with Image.open(path) as opened:
-        return _on_white(ImageOps.exif_transpose(opened))
+        return _on_white(ImageOps.exif_transpose(opened), str(path))
 
 
-def _on_white(picture: Any) -> np.ndarray:
-    """Turn a Pillow image into ``(height, width, 3) uint8``; white is behind what is transparent, as in transformers."""
+def _on_white(picture: Any, name: str) -> np.ndarray:
+    """Turn a Pillow image into ``(height, width, 3) uint8``; white is behind what is transparent, as in transformers.
+
+    Raises:
+        InputError: its pixels have more than 8 bits. Pillow, and so transformers, would make all above 255 white.
+    """
+    if picture.mode.startswith(("I", "F")):
+        raise InputError(
+            f"{name} has gray levels of more than 8 bits (Pillow's mode {picture.mode}); accepted are 8 bits. Scale its levels to 0 to 255 "
+            "and save it again"
+        )
     if "A" not in picture.getbands() and picture.info.get("transparency") is None:
         return np.asarray(picture.convert("RGB"))
     from PIL import Image
@@ -112,7 +145,7 @@ def size_of(settings: Mapping[str, Any], name: str, default: Mapping[str, int]) 
     return found
 
 
-def _numbers(settings: Mapping[str, Any], name: str, default: float) -> np.ndarray:
+def _numbers(settings: Mapping[str, Any], name: str, default: float, dtype: type = np.float32) -> np.ndarray:
     """Return a setting that has a number, or one for each color; raises InputError for anything else, and for a division by 0."""
     given = settings.get(name, default)
     found = list(given) if isinstance(given, (list, tuple)) else [given]
@@ -121,7 +154,7 @@ def _numbers(settings: Mapping[str, Any], name: str, default: float) -> np.ndarr
         raise InputError(
             f"preprocessor_config.json: got {name} {quoted(given)}; accepted is a number, or three; image_std is not 0"
         )
-    return np.asarray(found, dtype=np.float32)
+    return np.asarray(found, dtype=dtype)
 
 
 def _mean_and_std(settings: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -139,10 +172,14 @@ def kernel_of(settings: Mapping[str, Any], default: int = BICUBIC) -> int:
 
 
 def normalized(picture: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray:
-    """Turn ``(height, width, 3) uint8`` into ``(3, height, width) fp32``, scaled and shifted as the settings say."""
+    """Turn ``(height, width, 3) uint8`` into ``(3, height, width) fp32``, scaled and shifted as the settings say.
+
+    Products are rounded as those of transformers' processors, which scale in fp64 and then shift in fp32.
+    """
     values = picture.astype(np.float32)
     if settings.get("do_rescale", True):
-        values *= _numbers(settings, "rescale_factor", 1 / 255)
+        factor = _numbers(settings, "rescale_factor", 1 / 255, np.float64)
+        values = (picture * factor).astype(np.float32)
     if not settings.get("do_normalize", True):
         return np.ascontiguousarray(values.transpose(2, 0, 1))
     mean, std = _mean_and_std(settings)
@@ -162,17 +199,30 @@ def denormalized(values: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray:
 
 
 def resized(picture: np.ndarray, height: int, width: int, kernel: int = BICUBIC) -> np.ndarray:
-    """Resize ``(h, w, 3) uint8`` along rows and then along columns, each rounded to uint8: bit by bit what Pillow 10 to 12 does.
+    """Resize ``(h, w, 3) uint8`` along rows and along columns, each rounded to uint8: bit by bit what Pillow 13 does.
 
-    Where Pillow is installed, it does so itself, many times faster. Pillow 13 begins with the columns of some tall pictures, and so do
-    its predecessors where the height is more than 100 times the width; other values are then rounded.
+    Where Pillow is installed, it does so itself, many times faster. Columns come first where these lose many more pixels. Pillow 10 to 12
+    begin with the rows there, too, unless the height is more than 100 times the width; other values are then rounded.
+
+    Raises:
+        InputError: the result would have more than `MOST_PIXELS`, as of a picture that is one pixel wide.
     """
+    if height * width > MOST_PIXELS:
+        raise InputError(
+            f"a picture of {picture.shape[0]} x {picture.shape[1]} pixels is resized to {height} x {width}; accepted are results of up to "
+            f"{MOST_PIXELS:,} pixels. Cut off a part of its longer side"
+        )
     with contextlib.suppress(ImportError):
         from PIL import Image
 
         return np.asarray(Image.fromarray(picture).resize((width, height), kernel))
-    across = _resized_rows(picture, width, kernel)
-    return _resized_rows(across.transpose(1, 0, 2), height, kernel).transpose(1, 0, 2)
+    if picture.shape[0] - height > max(0, 2 * (picture.shape[1] - width)):
+        return _resized_rows(_resized_columns(picture, height, kernel), width, kernel)
+    return _resized_columns(_resized_rows(picture, width, kernel), height, kernel)
+
+
+def _resized_columns(picture: np.ndarray, after: int, kernel: int) -> np.ndarray:
+    return _resized_rows(picture.transpose(1, 0, 2), after, kernel).transpose(1, 0, 2)
 
 
 def _resized_rows(picture: np.ndarray, after: int, kernel: int) -> np.ndarray:

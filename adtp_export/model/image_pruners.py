@@ -10,12 +10,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError, check_int, did_you_mean, quoted
+from ..io import read_json
 from .image_tokens import Distances, add_farthest, best, best_early_first
 
 
@@ -211,6 +213,30 @@ PRESETS: dict[str, list[dict[str, Any]]] = {
 The code for Qwen has one stage more, which drops all image tokens before layer 22. The paper keeps an eighth, and so it is here: without
 them, questions about text in pictures are hardly answered at all.
 """
+
+
+def read_method(given: object, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what `--pruning` names: a file with settings, or a method. Its settings are those of a checkpoint's `config.json`, where these
+    are of that method, or else as published.
+
+    Args:
+        raw: the fields of `config.json`.
+
+    Raises:
+        InputError: it is neither, or the file holds something else.
+    """
+    if (name := str(given)) in NAMES:
+        own = raw.get("pruning")
+        return dict(own) if isinstance(own, Mapping) and own.get("method") == name else {"method": name}
+    if not Path(name).is_file():
+        raise InputError(
+            f"--pruning: got {quoted(name)}; accepted are {', '.join(NAMES)}, and JSON files with method and its settings"
+            f"{did_you_mean(name, NAMES)}"
+        )
+    found = read_json(Path(name))
+    if not isinstance(found, dict):
+        raise InputError(f"{given} holds {type(found).__name__}; accepted is an object with method and its settings")
+    return found
 
 
 def read_stages(fields_given: Mapping[str, Any], layers: int, image_tokens: int) -> tuple[Stage, ...]:

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 from ..artifacts.directory import OutputDirectory, writing
 from ..errors import InputError, needs_extras
 from ..io import read_json
-from ..options import PathLike, ReadOptions, about, option, takes
+from ..options import COUNT, PathLike, ReadOptions, about, option, options_of, takes
 from .progress import Steps
 
 if TYPE_CHECKING:
     from ..model.checkpoint import Checkpoint
     from ..model.encoder import PrunedEncoder
+
+_STAGES, _ENCODERS = "stages of image tokens", "checkpoint"
+"""Headings of the options of `calibrate_images`, and of those that do not go with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,39 @@ class ImportOptions(ReadOptions):
     )
     out: PathLike = field(kw_only=False, metadata=about("directory to write the student to", metavar="OUT"))
     force: bool = option(False, "replace an existing student in OUT")
+    calibrate_images: PathLike | None = option(
+        None,
+        "for vision-language models: choose the layers of Balanced Token Pruning's stages by the pictures of this folder, and write the "
+        "model with these settings to OUT",
+        _STAGES,
+        metavar="DIR",
+    )
+    pruning: PathLike | None = option(
+        None,
+        "the stages whose layers are chosen: btp or btp-qwen as published, or a JSON file with method and stages (default: the field "
+        "pruning of config.json, or btp)",
+        _STAGES,
+        metavar="NAME",
+    )
+    text: str = option(
+        "Describe the image.",
+        "what the user asks about each picture, in the model's chat template; or a whole prompt, with the image token in it",
+        _STAGES,
+    )
+    max_images: int = option(
+        64, "read at most this many pictures, spread evenly over their names", _STAGES, within=COUNT
+    )
     steps: Steps | None = None
+
+    def check(self) -> None:
+        given = [known for known in options_of(type(self)) if getattr(self, known.name) != known.default]
+        for known in given:
+            if known.group == _STAGES and self.calibrate_images is None:
+                raise InputError(f"{known.flag} goes with --calibrate-images; add that, or leave {known.flag} out")
+            if known.group == _ENCODERS and self.calibrate_images is not None:
+                raise InputError(
+                    f"{known.flag} is for encoders, and --calibrate-images for vision-language models; leave one of them out"
+                )
 
 
 @takes(ImportOptions)
@@ -42,15 +77,28 @@ def import_checkpoint(options: ImportOptions) -> dict[str, Any]:
 
     Returns:
         What was written: "out", "backbone", "head", "method" (None: a plain encoder), "sites", and "notes" on what `model_dir` was
-        taken for and what differs from the original.
+        taken for and what differs from the original. With `calibrate_images` also "pruning", the settings, and "calibration", what
+        they rest on.
 
     Raises:
         InputError: bad input, or a directory that may not be replaced; nothing is written.
         MissingDependencyError: the extra "export" is not installed.
     """
     steps, source = options.steps or Steps(), Path(options.model_dir)
+    if options.calibrate_images is not None:
+        with steps.step("import_s", "importing PyTorch and transformers"):
+            from .stage_layers import Request, calibrate
+        request = Request(Path(options.calibrate_images), options.pruning, options.text, options.max_images)
+        return calibrate(source, Path(options.out), options.force, request, steps)
     with steps.step("import_s", "importing PyTorch and transformers"):
         from ..imports import open_checkpoint
+        from ..model.checkpoint import read_config
+        from ..model.vision import KINDS
+    if (source / "config.json").is_file() and read_config(source).get("model_type") in KINDS:
+        raise InputError(
+            f"{source} holds a vision-language model, and adtp-export takes it as it is; to choose the layers at which its image tokens "
+            "leave, type --calibrate-images DIR"
+        )
     directory = StudentDirectory(Path(options.out), options.force, protected=source)
     with steps.step("load_s", f"loading {source.name}"):
         checkpoint = open_checkpoint(source, options)

@@ -11,6 +11,7 @@ import torch
 from conftest import run_cli, shared_folder
 from filelock import FileLock
 from language_models import IMAGE, SIDE, STAGES, save_causal, save_llava
+from PIL import Image
 
 import adtp_export
 from adtp_export.cli import run
@@ -160,8 +161,8 @@ def test_messages_are_prompts(generator, pictures, monkeypatch):
 
 def test_the_command_makes_messages(folder, generator, pictures, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(generation, "Generator", lambda out, threads, target: generator)  # it is loaded already
-    np.save(tmp_path / "photo.npy", pictures[0])
-    asked = ("--chat", "--image", str(tmp_path / "photo.npy"), "--text", "w1", "--max-new-tokens", "3")
+    Image.fromarray(pictures[0]).save(tmp_path / "photo.png")
+    asked = ("--chat", "--image", str(tmp_path / "photo.png"), "--text", "w1", "--max-new-tokens", "3")
     assert run.command(run.make_parser().parse_args([str(folder / "out"), *asked])) == 0
     (wanted,) = whole(generator.stream(pictures[:1], ["<image> w1 w20 w9 w30"], Sampling(max_new_tokens=3)), 1)
     assert capsys.readouterr().out.strip() == wanted

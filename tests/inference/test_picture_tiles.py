@@ -5,13 +5,16 @@ import json
 import numpy as np
 import pytest
 import torch
+from conftest import run_cli
 from language_models import save_anyres, save_tiled
+from picture_processors import processed, with_template
+from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
 import adtp_export
 from adtp_export.errors import InputError
 from adtp_export.inference.generation import Generator, Sampling
-from adtp_export.inference.pixels import pixel_values, read_picture, resized
+from adtp_export.inference.pixels import pixel_values, read_picture
 from adtp_export.inference.tiles import prepared
 
 SETTINGS = {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}, "do_pad": True}
@@ -109,10 +112,12 @@ def test_settings_that_are_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["smolvlm", "idefics3", "llava_onevision", "llava_next"])
-def test_from_a_checkpoint_to_text(kind, tmp_path):
-    """Exported without pruning, verified, and token for token what transformers generates behind the same prompt."""
+def test_from_a_checkpoint_to_text(kind, tmp_path, monkeypatch):
+    """Exported without pruning, verified, and token for token what transformers generates behind the same prompt: with tiles of ours, and
+    with its own processor behind a message and a file."""
     tiled = kind in ("smolvlm", "idefics3")
     model = (save_tiled if tiled else save_anyres)(tmp_path / "model", kind)
+    with_template(tmp_path / "model")
     manifest = adtp_export.export(tmp_path / "model", tmp_path / "out")
     assert {target.status for target in manifest.targets.values()} == {"verified"}
     generator = Generator(tmp_path / "out")
@@ -132,6 +137,15 @@ def test_from_a_checkpoint_to_text(kind, tmp_path):
         assert text == decode(whole[0, len(repeated) :], skip_special_tokens=True)
     stream = list(generator.stream([None, pictures[0]], ["w1 w2", texts[0]], Sampling(max_new_tokens=2)))
     assert len(stream) == 2
+    if kind != "smolvlm":
+        photo = tmp_path / "photo.jpg"
+        Image.fromarray(pictures[0]).save(photo)
+        batch = processed(kind, tmp_path / "model", photo, "w1 w7", monkeypatch)
+        whole = model.generate(**batch, max_new_tokens=32, do_sample=False)
+        wanted = decode(whole[0, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+        asked = ("--chat", "--image", photo, "--text", "w1 w7", "--max-new-tokens", 32)
+        result = run_cli("adtp-run", tmp_path / "out", *asked)
+        assert (result.returncode, result.stdout.strip()) == (0, wanted), result.stderr
 
 
 @pytest.mark.slow
@@ -149,15 +163,6 @@ def test_an_empty_file_is_no_picture(tmp_path):
     (tmp_path / "empty.npy").touch()
     with pytest.raises(InputError, match=r"empty\.npy is no picture"):
         read_picture(tmp_path / "empty.npy")
-
-
-def test_pictures_are_resized_as_torch_does():
-    """Both round to bytes between the two directions, so one step is all that they may differ by."""
-    colors = picture(40, 23)
-    for size in ((16, 16), (70, 31), (9, 40)):
-        tensor = torch.tensor(colors).permute(2, 0, 1)[None]
-        wanted = torch.nn.functional.interpolate(tensor, size, mode="bicubic", antialias=True)[0].permute(1, 2, 0)
-        assert np.abs(resized(colors, *size).astype(int) - wanted.numpy()).max() <= 1
 
 
 def test_settings_of_pictures():

@@ -35,13 +35,12 @@ from ...contract import (
     __version__,
 )
 from ...environment import versions
-from ...errors import InputError, MissingDependencyError, VerificationError, did_you_mean, quoted
+from ...errors import InputError, MissingDependencyError, VerificationError, quoted
 from ...imports import sentence_transformers
 from ...inference.chat import read_chat
-from ...io import read_json
 from ...model.checkpoint import read_config, weight_files
 from ...model.decoder import Decoder, check_images, generates, load_decoder
-from ...model.image_pruners import DIVPRUNE, NAMES
+from ...model.image_pruners import DIVPRUNE, read_method
 from ...model.tokenizer import TOKENIZER_FILES
 from ...model.vision import KINDS
 from ...options import options_of
@@ -98,7 +97,7 @@ def export_decoder(options: ExportOptions, steps: Steps) -> Manifest:
     out = default_out(model_dir) if options.out is None else Path(options.out)
     directory = OutputDirectory(out, options.force, protected=model_dir)
     with steps.step("load_s", f"loading {model_dir.name}"):
-        decoder = load_decoder(model_dir, _pruning(options.pruning))
+        decoder = load_decoder(model_dir, _pruning(options.pruning, model_dir))
     hashed = sha256(model_dir / "config.json", *weight_files(model_dir, allow_pickle=False))
     metadata = {VERSION: __version__, PRECISION: "fp32", CHECKPOINT_SHA256: hashed, "pruning": _stages(decoder)}
     with directory:
@@ -141,21 +140,8 @@ def _check_options(options: ExportOptions) -> None:
         )
 
 
-def _pruning(given: Any) -> Mapping[str, Any] | None:
-    """Return what `--pruning` names: a method as published, or a file."""
-    if given is None:
-        return None
-    if str(given) in NAMES:
-        return {"method": str(given)}
-    if not Path(given).is_file():
-        raise InputError(
-            f"--pruning: got {quoted(str(given))}; accepted are {', '.join(NAMES)}, and JSON files with method and its settings"
-            f"{did_you_mean(str(given), NAMES)}"
-        )
-    found = read_json(Path(given))
-    if not isinstance(found, dict):
-        raise InputError(f"{given} holds {type(found).__name__}; accepted is an object with method and its settings")
-    return found
+def _pruning(given: Any, model_dir: Path) -> Mapping[str, Any] | None:
+    return None if given is None else read_method(given, read_config(model_dir))
 
 
 def _stages(decoder: Decoder) -> list[dict[str, Any]]:
