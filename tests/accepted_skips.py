@@ -1,6 +1,7 @@
 """A skip that nobody expected fails the run: a test that does not run proves nothing. Used as a plugin by `conftest.py`.
 
-Accepted is what `make test` cannot put on a machine. What it installs must be there.
+Accepted is what `make test` cannot put on a machine. What it installs must be there. Tests marked slow are left out together, because
+skipping thousands one by one takes time, and are counted beside the skips.
 """
 
 import re
@@ -10,7 +11,6 @@ from collections.abc import Iterable
 import pytest
 
 ACCEPTED = (
-    r"slow; runs with --slow",
     r"needs an? (NVIDIA )?GPU",
     r"this machine has a (sm_\d+|GPU)",  # some tests are about machines without one
     r"this ONNX Runtime has the kernel",
@@ -31,6 +31,11 @@ ACCEPTED = (
     r"the environment (for optimum )?could not be made",  # a network is missing
     r"looks into /proc",
 )
+
+
+SLOW = "slow; runs with --slow, as in make test-all"
+LEFT_OUT = pytest.StashKey[int]()
+"""How many tests of this session were left out for `SLOW`."""
 
 
 def reasons(terminal) -> list[str]:
@@ -66,16 +71,37 @@ def terminal_of(config):
     return config.pluginmanager.get_plugin("terminalreporter") if not hasattr(config, "workerinput") else None
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Leave the slow tests out, unless `--slow` asks for them."""
+    slow = [] if config.getoption("--slow") else [item for item in items if item.get_closest_marker("slow")]
+    config.stash[LEFT_OUT] = len(slow)
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Take the count of a worker of xdist: each collects all tests."""
+    left_out = getattr(node, "workeroutput", {}).get("left_out", 0)
+    node.config.stash[LEFT_OUT] = max(left_out, node.config.stash.get(LEFT_OUT, 0))
+
+
 def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
     terminal = terminal_of(session.config)
     if terminal is not None and unexpected(terminal) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter):
-    if lines := counted(reasons(terminalreporter)):
+    left_out = terminalreporter.config.stash.get(LEFT_OUT, 0)
+    lines = counted(reasons(terminalreporter))
+    if lines or left_out:
         terminalreporter.section("tests that were skipped, by reason")
-    for count, reason in lines:
+    for count, reason in [(left_out, SLOW), *lines] if left_out else lines:
         terminalreporter.write_line(f"{count:5} {reason}")
     for reason, tests in unexpected(terminalreporter).items():
         terminalreporter.section("unexpected skip", red=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -31,6 +32,7 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 from tiny_models import HEAD_FIELDS, PRUNINGS, SITE_SETS, TINY_BACKBONES, TINY_BERT, make_encoder, make_student
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from adtp_export.artifacts.records import file_entry
 from adtp_export.cli.console import GARBAGE
@@ -125,8 +127,20 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """So does what a file of tests leaves in caches, such as the exporter's translations and modules that it was the first to import."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_unconfigure():
     gc.unfreeze()
+    with contextlib.suppress(
+        OSError
+    ):  # torch makes it in the temporary folder as it is imported; one that is in use stays
+        os.rmdir(default_cache_dir())
 
 
 MADE_ONCE = {"exported", "packed_export"}
@@ -134,10 +148,6 @@ MADE_ONCE = {"exported", "packed_export"}
 
 
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--slow"):
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="slow; runs with --slow, as in make test-all"))
     # The first worker begins at the front, so it alone makes what takes long, and nobody waits for it.
     items.sort(key=lambda item: MADE_ONCE.isdisjoint(item.fixturenames))
 
@@ -265,7 +275,14 @@ class Command:
         self.argv = [command, *map(str, arguments)]
         self._scratch = tempfile.TemporaryDirectory()
         self._streams = [Path(self._scratch.name, name) for name in ("stdout", "stderr")]
-        settings = (self.argv, self._streams, cwd, {**(env or {}), "COLUMNS": "200"}, known_graphs.prelude() + prelude)
+        settings = (
+            self.argv,
+            self._streams,
+            self._scratch.name,
+            cwd,
+            {**(env or {}), "COLUMNS": "200"},
+            known_graphs.prelude() + prelude,
+        )
         self.process = FORKSERVER.Process(target=_run_command, args=settings)
         self.process.start()
 
@@ -291,10 +308,12 @@ def run_cli(command: str, *arguments, **options) -> subprocess.CompletedProcess:
     return Command(command, *arguments, **options).finish()
 
 
-def _run_command(argv, streams, cwd, env, prelude):
+def _run_command(argv, streams, scratch, cwd, env, prelude):
+    gc.freeze()  # what was there before the fork is no garbage of the command
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     for number, stream in enumerate(streams, start=1):
         os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT), number)
+    tempfile.tempdir = os.environ["TMPDIR"] = scratch  # what a command leaves that is killed goes with it
     os.environ.update(env)
     os.chdir(cwd or ".")
     sys.argv = argv

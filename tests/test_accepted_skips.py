@@ -9,7 +9,9 @@ from accepted_skips import ACCEPTED
 CONFTEST = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from accepted_skips import pytest_sessionfinish, pytest_terminal_summary
+from accepted_skips import pytest_collection_modifyitems, pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown
+def pytest_addoption(parser): parser.addoption("--slow", action="store_true")
+def pytest_configure(config): config.addinivalue_line("markers", "slow: takes long")
 """
 IN_A_FIXTURE = """
 import pytest
@@ -81,3 +83,15 @@ def test_skips_are_counted_by_reason(pytester):
             "    1 Node is not installed",
         ]
     )
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2"), ("--slow",)], ids=["one process", "two workers", "asked for"])
+def test_slow_tests_are_left_out_and_counted(pytester, options):
+    code = "import pytest\n@pytest.mark.slow\n@pytest.mark.parametrize('n', range(3))\ndef test_it(n): pass"
+    result = run(pytester, code, *options)
+    assert result.ret == pytest.ExitCode.OK
+    if "--slow" in options:
+        assert result.parseoutcomes() == {"passed": 4}
+    else:
+        result.assert_outcomes(passed=1)
+        result.stdout.fnmatch_lines(["    3 slow; runs with --slow, as in make test-all"])

@@ -14,9 +14,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from adtp_export.data.readers import read_texts
 
 ROWS = 300
+ENGINE = ("--trt", "--gpu", "sm_86", "--attention", "decomposed")
 
 
-@pytest.fixture(params=["adtp-minilm6-sst2", pytest.param("adtp-minilm6-sst2-early", marks=pytest.mark.slow)])
+@pytest.fixture
 def directory(request):
     return shared_or_skip(f"models/{request.param}")
 
@@ -27,23 +28,34 @@ def texts():
 
 
 @pytest.mark.usefixtures("has_rtx")
-def test_real_sentences(tmp_path, directory, texts):
+@pytest.mark.parametrize(
+    ("directory", "rows", "engine"),
+    [
+        ("adtp-minilm6-sst2", 100, ()),
+        pytest.param("adtp-minilm6-sst2", ROWS, ENGINE, marks=pytest.mark.slow),
+        pytest.param("adtp-minilm6-sst2-early", ROWS, ENGINE, marks=pytest.mark.slow),
+    ],
+    indirect=["directory"],
+    ids=["100 rows", "an engine", "an engine of an early cut"],
+)
+def test_real_sentences(tmp_path, directory, texts, rows, engine):
     """`model.onnx` in plain ONNX Runtime against plain transformers: logits, predictions and kept tokens."""
     out = tmp_path / "out"
-    engine = ("--trt", "--gpu", "sm_86", "--attention", "decomposed")
     result = run_cli("adtp-export", directory, "--out", out, "--debug-outputs", "--json", *engine)
     assert result.returncode == 0, result.stderr
     manifest = json.loads(result.stdout)
     assert manifest["targets"]["onnxruntime-cpu-fp32"]["status"] == "verified"
-    entry = manifest["files"][manifest["targets"]["rtx-sm_86-fp32-decomposed"]["file"]]
-    assert entry["bytes"] > (directory / "model.safetensors").stat().st_size
+    engines = [target for name, target in manifest["targets"].items() if name == "rtx-sm_86-fp32-decomposed"]
+    assert len(engines) == bool(engine)
+    for target in engines:
+        assert manifest["files"][target["file"]]["bytes"] > (directory / "model.safetensors").stat().st_size
 
     oracle = AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
     session = onnxruntime.InferenceSession(out / "model.onnx", providers=["CPUExecutionProvider"])
     sizes = random.Random(0)
     done, worst, decisions = 0, 0.0, 0
-    while done < ROWS:
+    while done < rows:
         chosen = texts[done : done + sizes.choice([1, 3, 8, 16, 32])]
         batch = tokenizer(chosen, padding=True, return_tensors="pt")
         with torch.inference_mode():
@@ -54,5 +66,5 @@ def test_real_sentences(tmp_path, directory, texts):
         assert np.array_equal(kept_site, expected.kept_site)
         decisions += int((kept_site >= 0).sum())
         done += len(chosen)
-    assert decisions > 5 * ROWS
+    assert decisions > 5 * rows
     assert worst < 1e-4

@@ -7,9 +7,11 @@ Nothing of adtp_export is imported. Running needs cuda-python (pip install cuda-
 """
 
 import argparse
+import atexit
 import ctypes
 import importlib
 import importlib.util
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -20,6 +22,7 @@ def complete_rtx_libraries():
     """TensorRT-RTX 1.7's parser opens libtensorrt_rtx.so when it meets a plugin; its wheel has libtensorrt_rtx.so.1 only."""
     source = Path(importlib.util.find_spec("tensorrt_rtx_libs").origin).parent
     directory = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, directory)
     for library in source.glob("lib*.so.*"):
         (directory / library.name).symlink_to(library)
     (directory / "libtensorrt_rtx.so").symlink_to(source / "libtensorrt_rtx.so.1")

@@ -1,6 +1,7 @@
 """Files that `polygraphy surgeon sanitize --fold-constants` has rewritten still load, and answer the same to the bit."""
 
 import sys
+import tempfile
 
 import numpy as np
 import onnx
@@ -38,6 +39,7 @@ def test_sanitized_files_answer_the_same(exported_file, tmp_path, monkeypatch, f
     monkeypatch.setattr(
         sys, "argv", ["polygraphy", "surgeon", "sanitize", "--fold-constants", str(written), "-o", str(sanitized)]
     )
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where it leaves a file
     assert polygraphy.tools.main() == 0
     assert sanitized.read_bytes() != written.read_bytes()
     batch = as_numpy(make_batch([9, 30, 1, 17], 30))
