@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .artifacts.records import Manifest
     from .inference.answers.vectors import maxsim
     from .inference.generation import generate
+    from .inference.images import ImageEncoder, encode_images
     from .inference.predictor import load
     from .model import (
         AdtpBertConfig,
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "AdtpBertConfig": "model",
     "AdtpBertForSequenceClassification": "model",
+    "ImageEncoder": "inference.images",
     "Manifest": "artifacts.records",
     "PrunedEncoderConfig": "model",
     "PrunedEncoderForSequenceClassification": "model",
     "bench": "pipeline.bench.bench",
+    "encode_images": "inference.images",
     "export": "pipeline.export.export",
     "generate": "inference.generation",
     "import_checkpoint": "pipeline.convert",
@@ -50,10 +53,12 @@ _HOMES = {
 __all__ = [
     "AdtpBertConfig",
     "AdtpBertForSequenceClassification",
+    "ImageEncoder",
     "Manifest",
     "PrunedEncoderConfig",
     "PrunedEncoderForSequenceClassification",
     "bench",
+    "encode_images",
     "export",
     "generate",
     "import_checkpoint",

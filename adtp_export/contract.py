@@ -110,8 +110,10 @@ VISION_MODEL, EMBED_MODEL, PREFILL_MODEL, STEP_MODEL = "vision.onnx", "embed.onn
 SQUARE, TILES, ANYRES = "square", "tiles", "anyres"
 """How a picture becomes tiles for `vision.onnx`: one square; tiles with text between them (Idefics3); tiles of which borders are cut off,
 and a token behind each row of patches (LLaVA-NeXT)."""
-HEAD_TEXT = "text"
-"""What such a model answers with, as a manifest calls it."""
+HEAD_TEXT, HEAD_IMAGES = "text", "images"
+"""What such a model answers with, as a manifest calls it; and what a vision tower of its own does, which has `VISION_MODEL` alone."""
+IMAGE_EMBEDS = "image_embeds"
+"""Its output with a vector of each picture."""
 PIXEL_VALUES, IMAGE_FEATURES, INPUTS_EMBEDS, IMAGE = "pixel_values", "image_features", "inputs_embeds", "image"
 IMAGE_KEPT = "image_kept"
 POSITIONS, ROWS, PAST, PRESENT, KEY, VALUE = "positions", "rows", "past", "present", "key", "value"

@@ -25,7 +25,7 @@ from ..errors import InputError, flag_name, printable
 from ..explain.records import Explanation
 from ..io import written_whole
 from ..report.explained import HEAD, in_words, rows
-from . import run_prompts, run_ray
+from . import run_images, run_prompts, run_ray
 from .console import counting_rows, print_json, print_path, rich_console, run_command
 from .parsing import Parser
 from .run_texts import TextsParser, add_texts, place, read, settle
@@ -185,6 +185,8 @@ def main() -> None:
 def command(options: argparse.Namespace) -> int:
     from ..inference.predictor import load
 
+    if run_images.encodes(Path(options.out)):
+        return run_images.command(options, make_parser().get_default)
     settle(options)
     run_ray.check_ray_options(options)
     if options.ray:

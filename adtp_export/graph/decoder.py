@@ -14,6 +14,7 @@ from ..contract import (
     CU_SEQLENS,
     EMBED_MODEL,
     IMAGE,
+    IMAGE_EMBEDS,
     IMAGE_FEATURES,
     IMAGE_KEPT,
     INPUT_IDS,
@@ -36,6 +37,7 @@ from ..contract import (
 from ..model.decoder import Decoder
 from ..model.image_choice import Diverse
 from ..model.prefill import Prefill, Step
+from ..model.tower import Tower
 from .passes import DECODER
 from .program import finish, trace_network
 
@@ -69,13 +71,23 @@ def export_vision(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:
     """Export ``pixel_values (tiles, 3, side, side)`` to ``image_features (tiles, tokens, H)``; with DivPrune, the kept ones and their
     places."""
     side = decoder.model.config.vision_config.image_size
-    tiles = torch.export.Dim("tiles")
-    example = {PIXEL_VALUES: torch.zeros(2, 3, side, side)}
-    dims = ({0: tiles},)
     if kept := decoder.kept_tokens:
         outputs = [IMAGE_FEATURES, IMAGE_KEPT]
-        return _export(lambda: Diverse(decoder.vision(), kept), example, dims, outputs, metadata)
-    return _export(decoder.vision, example, dims, [IMAGE_FEATURES], metadata)
+        return _export_pictures(lambda: Diverse(decoder.vision(), kept), side, outputs, metadata)
+    return _export_pictures(decoder.vision, side, [IMAGE_FEATURES], metadata)
+
+
+def export_tower(tower: Tower, metadata: Mapping[str, Any]) -> ir.Model:
+    """Export ``pixel_values (tiles, 3, side, side)`` to ``image_embeds (tiles, D)``; with DivPrune also to what `export_vision` has."""
+    outputs = [IMAGE_EMBEDS, *([IMAGE_FEATURES, IMAGE_KEPT] if tower.kept_tokens else [])]
+    return _export_pictures(tower.network, tower.config.image_size, outputs, metadata)
+
+
+def _export_pictures(
+    network: Callable[[], nn.Module], side: int, outputs: Sequence[str], metadata: Mapping[str, Any]
+) -> ir.Model:
+    example = {PIXEL_VALUES: torch.zeros(2, 3, side, side)}
+    return _export(network, example, ({0: torch.export.Dim("tiles")},), outputs, metadata)
 
 
 def export_embed(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:

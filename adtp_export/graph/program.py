@@ -166,7 +166,8 @@ def trace_network(
 
 def finish(traced: torch.onnx.ONNXProgram, metadata: Mapping[str, Any], passes: Passes = PORTABLE) -> ir.Model:
     """Make the portable graph of a traced one, in place; see `export_portable`."""
-    traced.optimize()
+    with quiet_exporter():
+        traced.optimize()
     model = traced.model
     run_passes(model, passes)
     model.graph.name = "adtp_student"
@@ -184,15 +185,17 @@ def describe(model: ir.Model, metadata: Mapping[str, Any]) -> ir.Model:
 @contextlib.contextmanager
 def quiet_exporter() -> Iterator[None]:
     """Keep the exporter from reporting its own internals: deprecations, torchvision being absent."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
 
 
 def _translations() -> dict[Any, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import InputError, MissingDependencyError, ellipsize, needs_extras, quoted
 from ..io import read_json
 
-LANCZOS, BICUBIC = 1, 3
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 """Pillow's numbers for them, which transformers' settings have."""
 SETTINGS, _OF_PROCESSOR = "preprocessor_config.json", "processor_config.json"
 MOST_PIXELS = 178_956_970
@@ -164,9 +164,10 @@ def _mean_and_std(settings: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 def kernel_of(settings: Mapping[str, Any], default: int = BICUBIC) -> int:
     """Return the number of what weighs pixels; raises InputError for one that is not accepted."""
     kernel: int = settings.get("resample", default)
-    if kernel not in (LANCZOS, BICUBIC):
+    if kernel not in _KERNELS:
         raise InputError(
-            f"preprocessor_config.json: got resample {quoted(kernel)}; accepted are {BICUBIC}, bicubic, and {LANCZOS}, Lanczos"
+            f"preprocessor_config.json: got resample {quoted(kernel)}; accepted are {BICUBIC}, bicubic, {BILINEAR}, bilinear, and "
+            f"{LANCZOS}, Lanczos"
         )
     return kernel
 
@@ -257,5 +258,9 @@ def _cubic(distance: np.ndarray) -> np.ndarray:
     return np.where(distance < 1, near, far)
 
 
-_KERNELS = {LANCZOS: (lambda distance: np.sinc(distance) * np.sinc(distance / 3), 3), BICUBIC: (_cubic, 2)}
+_KERNELS = {
+    LANCZOS: (lambda distance: np.sinc(distance) * np.sinc(distance / 3), 3),
+    BILINEAR: (lambda distance: 1 - distance, 1),
+    BICUBIC: (_cubic, 2),
+}
 """Weight by distance, and how far that reaches."""

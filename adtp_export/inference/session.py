@@ -18,7 +18,7 @@ import numpy as np
 from ..artifacts.checks import checked_model
 from ..artifacts.hub import located
 from ..artifacts.manifest import read_manifest
-from ..contract import END_LOGITS, HEAD_SPANS, HEAD_TEXT, KEPT_SITE, MAX_THREADS, OUTPUTS, START_LOGITS
+from ..contract import END_LOGITS, HEAD_IMAGES, HEAD_SPANS, HEAD_TEXT, KEPT_SITE, MAX_THREADS, OUTPUTS, START_LOGITS
 from ..data.readers import Text
 from ..data.sides import DOCUMENT
 from ..data.tokenize import Batch, TokenizedText, check_batch, encode
@@ -65,6 +65,11 @@ class Session:
         raise InputError(f"{self.directory} was replaced {ATTEMPTS} times while it was read; try again later")
 
     def _open(self, target: str | None, prefer: str) -> None:
+        if self.manifest.checkpoint.get("head") == HEAD_IMAGES:
+            raise InputError(
+                f"{self.directory} holds a vision tower; type: adtp_export.encode_images({str(self.directory)!r}, [...]), or adtp-run "
+                "with --image"
+            )
         if self.manifest.checkpoint.get("head") == HEAD_TEXT:
             raise InputError(
                 f"{self.directory} holds a model that generates text; type: adtp_export.generate({str(self.directory)!r}, texts=[...]), or "

@@ -172,7 +172,7 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
             f"{path}: an image has {count} tokens, and the model reads {family.max_tokens(text)}; accepted are models with room for text"
         )
     stages, kept = _what_leaves(pruning, raw, path, text.num_hidden_layers, count) if pruning is not None else ((), 0)
-    model = _model(directory, config, AutoModelForImageTextToText if has_images else AutoModelForCausalLM)
+    model = load_model(directory, config, AutoModelForImageTextToText if has_images else AutoModelForCausalLM)
     return Decoder(
         directory=directory,
         raw_config=raw,
@@ -229,7 +229,7 @@ def _configuration(raw: Mapping[str, Any], path: Path, has_images: bool) -> Any:
         raise InputError(f"{path} does not describe a model: {ellipsize(repr(error))}") from error
 
 
-def _model(directory: Path, config: Any, kind: Any) -> Any:
+def load_model(directory: Path, config: Any, kind: Any) -> Any:
     """Load weights in fp32; raises InputError where these are not those of the configuration."""
     shows = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -52,7 +52,10 @@ class Diverse(nn.Module):
 
     def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features ``(images, keep, H)`` that stay, in order, and their places ``(images, keep) int64``."""
-        found = self.features(pixel_values)
+        return self.choose(self.features(pixel_values))
+
+    def choose(self, found: Tensor) -> tuple[Tensor, Tensor]:
+        """Return of features ``(images, n, H)`` what `forward` does."""
         kept = self.image_cuts(found)
         rows = torch.arange(found.shape[0], device=found.device)
         return found[rows[:, None], kept], kept

@@ -95,22 +95,25 @@ class Packed(NamedTuple):
     def maxima(self) -> Callable[[Tensor], Tensor]:
         """Return a function that takes the largest values of each sequence, ``(B, n)`` of ``(T, n)``.
 
-        It does so in two steps, of pieces and of a sequence's pieces; both repeat their last row. So one long sequence does not widen all
-        others to its own length.
+        It does so in three steps: of pieces, of pieces of these, and of what is left of a sequence; all repeat their last row. So one long
+        sequence does not widen all others to its own length.
         """
-        width = self.lengths.max().clamp(max=PIECE)
-        pieces = (self.lengths + (width - 1)) // width
-        bounds = nn.functional.pad(pieces.cumsum(0), (1, 0))
-        piece = torch.arange(data_size(bounds[-1]), device=bounds.device)
-        text = (bounds[1:, None] <= piece).sum(0)
-        begin = self.start.index_select(0, text) + (piece - bounds.index_select(0, text)) * width
-        row = begin[:, None] + torch.arange(data_size(width), device=bounds.device)
-        row = torch.minimum(row, self.last.index_select(0, text)[:, None])
-        column = torch.arange(data_size(pieces.max()), device=bounds.device)
-        own = bounds[:-1, None] + torch.minimum(column, pieces[:, None] - 1)
+        start, lengths, steps = self.start, self.lengths, []
+        for _ in range(2):
+            width = lengths.max().clamp(max=PIECE)
+            pieces = (lengths + (width - 1)) // width
+            bounds = nn.functional.pad(pieces.cumsum(0), (1, 0))
+            piece = torch.arange(data_size(bounds[-1]), device=bounds.device)
+            text = (bounds[1:, None] <= piece).sum(0)
+            begin = start.index_select(0, text) + (piece - bounds.index_select(0, text)) * width
+            row = begin[:, None] + torch.arange(data_size(width), device=bounds.device)
+            steps.append(torch.minimum(row, (start + lengths - 1).index_select(0, text)[:, None]))
+            start, lengths = bounds[:-1], pieces
+        column = torch.arange(data_size(lengths.max()), device=start.device)
+        steps.append(start[:, None] + torch.minimum(column, lengths[:, None] - 1))
 
         def largest(values: Tensor) -> Tensor:
-            for rows in (row, own):
+            for rows in steps:
                 values = nn.functional.embedding(rows, values).amax(1)  # values[rows], as one Gather
             return values
 

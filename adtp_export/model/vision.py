@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -51,8 +51,7 @@ class Llava(Vision):
         super().__init__()
         own, config = model.model, model.config
         self.tower, self.projector = own.vision_tower, own.multi_modal_projector
-        layer = config.vision_feature_layer
-        self.feature_layers = [layer] if isinstance(layer, int) else list(layer)
+        self.feature_layers = feature_layers(config.vision_feature_layer, config.vision_config.num_hidden_layers)
         self.leaves_first_out = config.vision_feature_select_strategy == "default"
 
     @classmethod
@@ -62,19 +61,13 @@ class Llava(Vision):
             raise InputError(
                 f"{path}: vision_config.model_type is {quoted(vision.model_type)}; accepted are {', '.join(TOWERS)}"
             )
-        layers, chosen = vision.num_hidden_layers, config.vision_feature_layer
-        if not all(-layers <= each + 1 <= layers + 1 for each in ([chosen] if isinstance(chosen, int) else chosen)):
-            raise InputError(
-                f"{path}: vision_feature_layer is {quoted(chosen)}; the vision tower has {layers} layers, and accepted are "
-                f"{-layers - 1} to {layers}"
-            )
+        feature_layers(config.vision_feature_layer, vision.num_hidden_layers, path)
         side = patches_of(vision, path)
         return side**2 + TOWERS[vision.model_type] - (config.vision_feature_select_strategy == "default")
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         states = self.tower(pixel_values, output_hidden_states=True).hidden_states
-        chosen = [states[i][:, 1:] if self.leaves_first_out else states[i] for i in self.feature_layers]
-        result: Tensor = self.projector(torch.cat(chosen, -1))
+        result: Tensor = self.projector(selected(states, self.feature_layers, self.leaves_first_out))
         return result
 
 
@@ -187,6 +180,23 @@ KINDS: Mapping[str, type[Vision]] = {
     "smolvlm": Idefics3,
 }
 """Model types with images."""
+
+
+def feature_layers(chosen: Any, layers: int, path: Path | str = "config.json") -> list[int]:
+    """Return the layers whose states are features, 0 for what enters the first; raises InputError for one that a tower does not have."""
+    listed = chosen if isinstance(chosen, (list, tuple)) else [chosen]
+    fit = all(isinstance(each, int) and -layers <= each + 1 <= layers + 1 for each in listed)
+    if not listed or not fit:
+        raise InputError(
+            f"{path}: vision_feature_layer is {quoted(chosen)}; the vision tower has {layers} layers, and accepted are "
+            f"{-layers - 1} to {layers}"
+        )
+    return list(listed)
+
+
+def selected(states: Sequence[Tensor], layers: Sequence[int], leaves_first_out: bool) -> Tensor:
+    """Return of states ``(tiles, n, H)`` of each layer those that LLaVA reads, side by side; perhaps without the class token."""
+    return torch.cat([states[i][:, 1:] if leaves_first_out else states[i] for i in layers], -1)
 
 
 def patches_of(vision: Any, path: Path) -> int:

@@ -9,6 +9,7 @@ from ..artifacts.records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, Manifest,
 from ..contract import (
     HEAD_EMBEDDING,
     HEAD_HYBRID,
+    HEAD_IMAGES,
     HEAD_MASKED,
     HEAD_SEQUENCE,
     HEAD_SPANS,
@@ -48,6 +49,7 @@ NAMES = {
     HEAD_SPARSE: Names("weight", "smallest cosine", "Heaviest tokens", "smallest_cosine"),
     HEAD_VECTORS: Names("vector", "smallest cosine", "Texts", "smallest_cosine"),
     HEAD_HYBRID: Names("vector", "smallest cosine", "Nearest texts", "smallest_cosine"),
+    HEAD_IMAGES: Names("vector", "smallest cosine", "Pictures", "smallest_cosine"),
     HEAD_TEXT: Names("logit", "next tokens", "Texts"),
 }
 

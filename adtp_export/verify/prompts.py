@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import nn
 
-from ..contract import IMAGE_FEATURES, IMAGE_KEPT, INPUT_IDS, INPUTS_EMBEDS, PIXEL_VALUES, TILES
+from ..contract import INPUT_IDS, INPUTS_EMBEDS, PIXEL_VALUES, TILES
 from ..model.decoder import Decoder
-from ..model.sequences import at_least_fp32
 from .oracle import dtype_of
-from .plain_choice import far
-from .prefill import Prompt, Run, overflow
-from .rounding import errors_of_network, multiple_of
+from .pictures import draw_pictures, failure_of_features
+from .prefill import Prompt, Run
 
 LENGTHS = (1, 17, 40, 64)
 """Tokens of prompts."""
@@ -50,8 +47,7 @@ def draw_prompts(decoder: Decoder, steps: int) -> list[Prompt]:
 
 
 def _pictures(decoder: Decoder) -> torch.Tensor:
-    side = decoder.model.config.vision_config.image_size
-    return torch.rand(len(AROUND_IMAGES), 3, side, side, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    return draw_pictures(decoder.model.config.vision_config.image_size, len(AROUND_IMAGES))
 
 
 @torch.no_grad()
@@ -66,42 +62,5 @@ def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None, pre
     if vision is None:
         return None
     pictures = _pictures(decoder)
-    exact, error = errors_of_network(decoder.vision(), pictures, dtype)
-    if not np.isfinite(error):
-        return overflow(precision)
     found = vision({PIXEL_VALUES: pictures.numpy()})
-    if decoder.kept_tokens:
-        kept = found[IMAGE_KEPT]
-        if failure := _other_choice(decoder, pictures, kept, precision):
-            return failure
-        exact = np.take_along_axis(exact, kept[:, :, None], 1)
-    off = np.abs(found[IMAGE_FEATURES] - exact).max()
-    return (
-        None
-        if off <= multiple_of(precision) * error
-        else f"features of pictures differ by {off:.2e}, and {precision} by {error:.2e}"
-    )
-
-
-def _other_choice(decoder: Decoder, pictures: torch.Tensor, kept: np.ndarray, precision: str) -> str | None:
-    """Say which picture keeps other tokens than fp64 chooses, where no rounding explains it."""
-    dtype = dtype_of(precision)
-    distances, error = errors_of_network(_Distances(decoder.vision()), pictures, dtype)
-    for number, (own, found) in enumerate(zip(distances, kept)):
-        places, margin = far([], decoder.kept_tokens, own)
-        if sorted(places) != found.tolist() and not margin < multiple_of(precision) * error:
-            return f"picture {number} keeps other image tokens, and that choice is clear ({margin:.2e})"
-    return None
-
-
-class _Distances(nn.Module):
-    """Distances between the image tokens of each picture, ``(images, n, n)``."""
-
-    def __init__(self, features: nn.Module) -> None:
-        super().__init__()
-        self.features = features
-
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        precise = at_least_fp32(self.features(pixel_values))
-        unit = precise / torch.linalg.vector_norm(precise, dim=-1, keepdim=True)
-        return 1 - unit @ unit.transpose(1, 2)
+    return failure_of_features(decoder.vision(), found, pictures, precision, decoder.kept_tokens)

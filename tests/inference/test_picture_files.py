@@ -19,7 +19,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 
 from adtp_export.errors import InputError
 from adtp_export.inference import pixels
-from adtp_export.inference.pixels import BICUBIC, LANCZOS, MOST_PIXELS, read_picture, resized
+from adtp_export.inference.pixels import BICUBIC, BILINEAR, LANCZOS, MOST_PIXELS, read_picture, resized
 from adtp_export.inference.tiles import prepared
 
 SIDE = 16
@@ -114,7 +114,7 @@ def test_tiles_are_those_of_transformers(processor, tmp_path):
         compared(tmp_path / "picture.png", processor)
 
 
-@pytest.mark.parametrize("kernel", [BICUBIC, LANCZOS])
+@pytest.mark.parametrize("kernel", [BICUBIC, BILINEAR, LANCZOS])
 def test_pictures_are_resized_without_pillow_as_with_it(kernel, monkeypatch):
     """To the bit, whether rows or columns come first."""
     for before in ((23, 40), (40, 40), (5, 300), (300, 5), (60, 40), (90, 40), (1, 50), (50, 1)):

@@ -86,7 +86,7 @@ def test_settings_that_are_refused():
             r"got max_image_size \{'longest_edge': 8\}; the model takes tiles of 16",
         ),
         ({"size": {"shortest_edge": 8}}, TILES, "accepted is longest_edge, or height and width"),
-        ({"resample": 2}, TILES, "got resample 2; accepted are 3, bicubic, and 1, Lanczos"),
+        ({"resample": 5}, TILES, "got resample 5; accepted are 3, bicubic, 2, bilinear, and 1, Lanczos"),
         ({"resample": 0}, PINPOINTS, "got resample 0"),
         ({"size": None}, PINPOINTS, "got size None; accepted are integers from 1 on"),
         (
@@ -173,6 +173,6 @@ def test_settings_of_pictures():
         pixel_values(colors, {**plain, "do_rescale": False, "do_normalize": False}, 16),
         colors.transpose(2, 0, 1).astype(np.float32),
     )
-    for refused in ({"do_pad": True}, {"size": {"longest_edge": 16}}, {"resample": 2}):
+    for refused in ({"do_pad": True}, {"size": {"longest_edge": 16}}, {"resample": 5}):
         with pytest.raises(InputError, match=f"got {next(iter(refused)).replace('_', '.')}"):
             pixel_values(colors, refused, 16)

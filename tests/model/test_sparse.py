@@ -102,8 +102,10 @@ def test_the_largest_and_the_sum_of_each_text(lengths, piece):
         found = tokens.maxima()(values)
     parts = values.split(lengths)
     assert torch.equal(found, torch.stack([part.amax(0) for part in parts]))
+    pieces = [-(-length // piece) for length in lengths]
     assert looked_at[0] < sum(lengths) + piece * len(lengths)
-    assert looked_at[1] <= len(lengths) * -(-max(lengths) // piece)
+    assert looked_at[1] < sum(pieces) + piece * len(lengths)
+    assert looked_at[2] == len(lengths) * -(-max(pieces) // piece)
     torch.testing.assert_close(tokens.sum(values), torch.stack([part.sum(0) for part in parts]))
 
 

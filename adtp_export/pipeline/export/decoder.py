@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from ...model.checkpoint import read_config, weight_files
 from ...model.decoder import Decoder, check_images, generates, load_decoder
 from ...model.image_pruners import DIVPRUNE, read_method
 from ...model.tokenizer import TOKENIZER_FILES
+from ...model.tower import CLASSES
 from ...model.vision import KINDS
 from ...options import options_of
 from ...report import markdown
@@ -85,19 +86,20 @@ def is_decoder(options: ExportOptions) -> bool:
     if options.pruning is not None and not found:
         raise InputError(
             f"--pruning: image tokens leave inside models that generate text, and {directory} holds none; accepted are the model types "
-            f"{', '.join(KINDS)}. Leave it out"
+            f"{', '.join([*KINDS, *CLASSES])}. Leave it out"
         )
     return found
 
 
 def export_decoder(options: ExportOptions, steps: Steps) -> Manifest:
     """Export a model that generates text; errors are those of `export`."""
-    _check_options(options)
+    precisions_of(options)
+    check_taken(options, TAKEN, "models that generate text", ". For vectors of such a model, type: --head embedding")
     model_dir = Path(options.model_dir)
     out = default_out(model_dir) if options.out is None else Path(options.out)
     directory = OutputDirectory(out, options.force, protected=model_dir)
     with steps.step("load_s", f"loading {model_dir.name}"):
-        decoder = load_decoder(model_dir, _pruning(options.pruning, model_dir))
+        decoder = load_decoder(model_dir, read_pruning(options.pruning, model_dir))
     hashed = sha256(model_dir / "config.json", *weight_files(model_dir, allow_pickle=False))
     metadata = {VERSION: __version__, PRECISION: "fp32", CHECKPOINT_SHA256: hashed, "pruning": _stages(decoder)}
     with directory:
@@ -126,13 +128,13 @@ def export_decoder(options: ExportOptions, steps: Steps) -> Manifest:
     return manifest
 
 
-def _check_options(options: ExportOptions) -> None:
-    precisions_of(options)
+def check_taken(options: ExportOptions, taken: Sequence[str], what: str, hint: str) -> None:
+    """Raises InputError for an option that is not for models of this kind, and MissingDependencyError where none can be verified."""
     for known in options_of(ExportOptions):
-        if known.name not in TAKEN and getattr(options, known.name) != known.default:
+        if known.name not in taken and getattr(options, known.name) != known.default:
             raise InputError(
-                f"{known.flag}: got {quoted(getattr(options, known.name))}, and models that generate text are exported for ONNX Runtime on "
-                "CPUs alone; leave it out. For vectors of such a model, type: --head embedding"
+                f"{known.flag}: got {quoted(getattr(options, known.name))}, and {what} are exported for ONNX Runtime on CPUs alone; leave "
+                f"it out{hint}"
             )
     if not options.skip_parity_check and onnxruntime.installed() is None:
         raise MissingDependencyError(
@@ -140,7 +142,8 @@ def _check_options(options: ExportOptions) -> None:
         )
 
 
-def _pruning(given: Any, model_dir: Path) -> Mapping[str, Any] | None:
+def read_pruning(given: Any, model_dir: Path) -> Mapping[str, Any] | None:
+    """Return what `--pruning` names for a model; None: nothing was given."""
     return None if given is None else read_method(given, read_config(model_dir))
 
 

@@ -37,7 +37,10 @@ def export(chosen: ExportOptions) -> Manifest:
     steps = chosen.steps or Steps()
     if _may_generate(chosen):
         from .decoder import export_decoder, is_decoder
+        from .tower import export_vision_tower, holds_tower
 
+        if holds_tower(chosen):
+            return export_vision_tower(chosen, steps)
         if is_decoder(chosen):
             return export_decoder(chosen, steps)
     plan = make_export_plan(chosen, steps)
@@ -61,11 +64,15 @@ def export(chosen: ExportOptions) -> Manifest:
     return manifest
 
 
+_TOLD_BY = ("ForCausalLM", "vision_config", "vision_model", "clip_text_model", "siglip")
+"""What the configuration of each such model has; that of an encoder of texts may have it, too."""
+
+
 def _may_generate(options: ExportOptions) -> bool:
-    """Whether PyTorch is to be imported, which takes seconds, to find out whether the model generates text."""
+    """Whether PyTorch is to be imported, which takes seconds, to find out whether the model generates text, or reads pictures."""
     with contextlib.suppress(OSError, ValueError):
         text = read_document(Path(options.model_dir) / "config.json", JSON_BYTES)
-        return options.pruning is not None or "ForCausalLM" in text or "vision_config" in text
+        return options.pruning is not None or any(word in text for word in _TOLD_BY)
     return options.pruning is not None
 
 

@@ -1,0 +1,141 @@
+"""Pictures to vectors with an exported vision tower, on ONNX Runtime.
+
+Needs numpy and ONNX Runtime; neither torch nor transformers is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..artifacts.checks import checked_file, checked_model
+from ..artifacts.manifest import read_manifest
+from ..contract import HEAD_IMAGES, IMAGE_EMBEDS, IMAGE_FEATURES, IMAGE_KEPT, PIXEL_VALUES
+from ..errors import InputError, check_int, did_you_mean, quoted
+from ..io import read_json
+from ..runtimes.onnxruntime import OnnxRuntimeEngine
+from .pixels import SETTINGS, pixel_values, read_picture, read_settings
+
+DEFAULT_PICTURES = 8
+"""Pictures that run at once."""
+
+
+class Kept(NamedTuple):
+    """Tokens of pictures that stay: their features ``(images, kept, H) fp32`` and their places ``(images, kept) int64``, in order.
+
+    Places count from 0 among the tokens that the choice was made of: without the class token, unless the export was told to keep it.
+    """
+
+    features: np.ndarray
+    places: np.ndarray
+
+
+class ImageEncoder:
+    """An output directory of a vision tower.
+
+    Args:
+        directory: what `export` wrote. threads: of the CPU, 0 for the runtime's default. target: a name in its manifest; by default fp32.
+
+    Raises:
+        InputError: it is no such directory, is damaged, or has no such target.
+        MissingDependencyError: ONNX Runtime is not installed.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], threads: int = 0, target: str | None = None) -> None:
+        self.directory = Path(directory)
+        self.manifest = read_manifest(self.directory)
+        if self.manifest.checkpoint.get("head") != HEAD_IMAGES:
+            raise InputError(
+                f"{directory} holds no vision tower; type: adtp_export.load({str(directory)!r}), or adtp-run where the model generates "
+                "text"
+            )
+        targets = self.manifest.targets
+        self.target = next(iter(targets)) if target is None else target
+        if self.target not in targets:
+            raise InputError(
+                f"target: got {quoted(self.target)}; {self.directory} has {', '.join(targets)}{did_you_mean(self.target, targets)}"
+            )
+        config = read_json(checked_file(self.directory, self.manifest, "config.json"))
+        try:
+            own = config["adtp"]
+            self._side, self.vector_size, self.kept_tokens = own["image_size"], own["vector_size"], own["kept_tokens"]
+        except (KeyError, TypeError) as error:
+            raise InputError(
+                f"{directory} is damaged (config.json has no {error}); export again with --force"
+            ) from error
+        path = checked_model(self.directory, self.manifest, targets[self.target].file)
+        self._engine = OnnxRuntimeEngine(path, threads)
+
+    def encode_images(
+        self, images: Sequence[object], *, normalize: bool = True, batch_size: int = DEFAULT_PICTURES
+    ) -> np.ndarray:
+        """Return a vector for each picture, ``(N, D) fp32``.
+
+        Args:
+            images: files, Pillow images, or arrays ``(height, width, 3) uint8``. normalize: to length 1, as CLIP and SigLIP do before they
+                compare a picture with a text; without it the vectors are those of transformers' `get_image_features`.
+
+        Raises:
+            InputError: a picture that cannot be read, or no list of them.
+            MissingDependencyError: a file needs Pillow.
+        """
+        found = [answer[IMAGE_EMBEDS] for answer in self._answers(images, batch_size)]
+        vectors = np.concatenate(found) if found else np.zeros((0, self.vector_size), np.float32)
+        return unit(vectors) if normalize else vectors
+
+    def encode_tokens(self, images: Sequence[object], *, batch_size: int = DEFAULT_PICTURES) -> Kept:
+        """Return the tokens of pictures that DivPrune leaves, as a projector of LLaVA's kind reads them; arguments and errors are those of
+        `encode_images`."""
+        if not self.kept_tokens:
+            raise InputError(
+                f"{self.directory} gives a vector for each picture alone; for tokens export again with --pruning divprune"
+            )
+        found = list(self._answers(images, batch_size))
+        if not found:
+            raise InputError("images: got none; accepted is at least one picture")
+        return Kept(*(np.concatenate([answer[name] for answer in found]) for name in (IMAGE_FEATURES, IMAGE_KEPT)))
+
+    def _find(self, name: str) -> Path | None:
+        return checked_file(self.directory, self.manifest, name) if name in self.manifest.files else None
+
+    def _answers(self, images: Sequence[object], batch_size: int) -> Iterator[Mapping[str, np.ndarray]]:
+        check_int("batch_size", batch_size, 1)
+        alone = isinstance(images, np.ndarray) and images.ndim < 4
+        if alone or isinstance(images, (str, bytes, os.PathLike)) or hasattr(images, "convert"):
+            raise InputError(
+                f"images: got {type(images).__name__} alone; accepted is a list of pictures, such as [image]"
+            )
+        settings = read_settings(self._find)
+        if settings is None:
+            raise InputError(f"{self.directory} has no {SETTINGS}; put it beside the checkpoint and export again")
+        for begin in range(0, len(images), batch_size):
+            pictures = [
+                pixel_values(read_picture(each), settings, self._side) for each in images[begin : begin + batch_size]
+            ]
+            yield self._engine.run({PIXEL_VALUES: np.stack(pictures)})
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Return ``(N, D)`` with the length 1; zeros stay zeros."""
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    result: np.ndarray = vectors / np.where(length > 0, length, 1)
+    return result
+
+
+def encode_images(
+    directory: str | os.PathLike[str],
+    images: Sequence[object],
+    *,
+    normalize: bool = True,
+    threads: int = 0,
+    target: str | None = None,
+) -> np.ndarray:
+    """Return a vector for each picture with an exported vision tower, ``(N, D) fp32``.
+
+    See `ImageEncoder` for what is open once and asked often, and its `encode_images` for arguments and errors.
+    """
+    return ImageEncoder(directory, threads, target).encode_images(images, normalize=normalize)
