@@ -210,27 +210,26 @@ class TrainOptions(Options):
             )
 
     def _check_mask(self) -> None:
-        """Raises InputError for a mask that has no teacher, no loss or no attribution, or for settings of one that is not wanted."""
+        """Raises InputError for a mask without a teacher or a loss, and for settings of a mask that is not wanted."""
+        names = ["mask_share", "mask_weight"] if self.mask == MASK_NONE else []
+        if self.method == "layers" and self.mask != MASK_ATTRIBUTION:
+            names += ["attribution", "ig_steps", "teacher_dimensions"]
+        needed = f"--mask {MASK_ATTRIBUTION}" if self.mask == MASK_RANDOM else "--mask"
+        defaults = {known.name: known.default for known in dataclasses.fields(self)}
+        for name in names:
+            if (value := getattr(self, name)) != defaults[name]:
+                raise InputError(
+                    f"{flag_name(name)}: got {quoted(value)}, which nothing uses without {needed}; give that or leave this out"
+                )
         if self.mask == MASK_NONE:
-            names = ["mask_share", "mask_weight"]
-            names += ["attribution", "ig_steps", "teacher_dimensions"] if self.method == "layers" else []
-            defaults = {known.name: known.default for known in dataclasses.fields(self)}
-            for name in names:
-                if (value := getattr(self, name)) != defaults[name]:
-                    raise InputError(
-                        f"{flag_name(name)}: got {quoted(value)}, which nothing uses without --mask; give one or leave it out"
-                    )
-        elif "teacher" in self.left_out:
+            return
+        if "teacher" in self.left_out:
             raise InputError(
                 f"--mask {self.mask} is for texts that the teacher answers rightly, and --ablate teacher has none; leave one of them out"
             )
-        elif not (self.weights["ce"] or self.weights["logit"]):
+        if not (self.weights["ce"] or self.weights["logit"]):
             raise InputError(
                 f"--mask {self.mask}: masked texts have the terms ce and logit; leave one in, with a weight above 0"
-            )
-        elif self.mask == MASK_RANDOM and self.method == "layers" and self.attribution != INTEGRATED_GRADIENTS:
-            raise InputError(
-                f"--attribution: got {quoted(self.attribution)}; --mask random draws tokens. Leave one of them out"
             )
 
     @property

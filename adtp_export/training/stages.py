@@ -153,7 +153,7 @@ def train_student(
     model.finish()
     if settings.mask != MASK_NONE and not model.masked:
         audience.note(
-            f"--mask {settings.mask} masked no text: up to the checkpoint that was kept, the student answered each training row rightly "
-            "that its teacher did, or it has no token between its ends. There was no difference to learn from; leave --mask out"
+            f"--mask {settings.mask} masked no text. Up to the checkpoint that was kept, the student was right wherever its teacher was, "
+            "or the text had no token between its first and its last. There was nothing to learn from masks: leave --mask out"
         )
     return model.eval()
