@@ -59,6 +59,7 @@ def test_only_texts_that_differ_are_masked(mask):
         if not masked:
             assert losses[0] == losses[1]
     assert model.record()["masked_texts"] == long
+    assert model.state_dict()["masked"] == long  # a checkpoint keeps it
 
 
 @pytest.mark.parametrize(("forced", "steps"), [(0.0, 2), (1.0, 1)], ids=["own cuts", "cuts of the teacher"])
