@@ -119,14 +119,14 @@ class TrainOptions(Options):
         "which tokens are worth keeping: integrated-gradients of the teacher, or gradient-difference, the teacher's gradient norms minus "
         "the student's (LeaF)", LOSS, choices=ATTRIBUTIONS)
     mask: str = option(MASK_NONE,
-        "tokens that are removed from a text on which the student is wrong and its teacher right, as it learns from that text once more: "
-        "those lowest by --attribution, with gradient-difference LeaF's confounding tokens; or random ones", LOSS,
+        "learn a text that the student gets wrong and its teacher right once more, without some tokens: those of lowest --attribution, "
+        "which with gradient-difference are LeaF's confounding tokens; or random ones", LOSS,
         choices=(MASK_NONE, MASK_ATTRIBUTION, MASK_RANDOM))
     mask_share: float = option(0.1,
-        "share of the tokens of a text that --mask removes, at least one; the first and the last stay", LOSS,
+        "share of a text's tokens that --mask removes, at least one; the first and the last stay", LOSS,
         within=Range(1e-3, 0.9, "from 0.001 to 0.9, as a mask of every token leaves nothing to learn from"))
     mask_weight: float = option(1.0,
-        "weight of the loss of a masked text; 1 counts it as one more row of its batch", LOSS, within=POSITIVE)
+        "weight of a masked text in the loss; with 1 it counts as one more row of its batch", LOSS, within=POSITIVE)
     ig_steps: int = option(1, "number m of steps of integrated gradients", LOSS, within=COUNT)
     teacher_dimensions: float = option(0.9,
         "share of hidden dimensions that the teacher's attribution keeps: the largest of each token",

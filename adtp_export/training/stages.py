@@ -22,7 +22,7 @@ from .methods import for_method
 from .methods.base import Method
 from .methods.masking import check_teacher
 from .models import load_teacher, make_student
-from .settings import INTEGRATED_GRADIENTS, LOSS_OF_TEACHER, MASK_NONE, MASK_RANDOM
+from .settings import INTEGRATED_GRADIENTS, LOSS_OF_TEACHER, MASK_NONE
 from .task import Task
 from .trainer import Audience, Stage, run_stage
 
@@ -122,7 +122,7 @@ def train_student(
     """
     settings = task.settings
     if settings.mask != MASK_NONE:
-        check_teacher(task.parts["train"], settings.mask == MASK_RANDOM)
+        check_teacher(task.parts["train"], settings.mask)
     student = make_student(teacher, settings, task.objective.head)
     if start is not None:
         student.load_state_dict(start, strict=False)  # one of the two may have a pruner

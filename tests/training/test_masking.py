@@ -143,4 +143,4 @@ def test_what_tasks_and_teachers_are_refused(tmp_path):
         check_head("tokens", TrainOptions(mask="random"))
     examples = Examples(encoded=[None] * 2, labels=[0, 1], pad_id=0, teacher_logits=torch.eye(2).flip(0))
     with pytest.raises(InputError, match="the teacher answers none of the 2 training rows rightly"):
-        check_teacher(examples, random=True)
+        check_teacher(examples, "random")

@@ -1,7 +1,7 @@
-"""Masking of the text while distilling: where a student is wrong and its teacher right, it also learns from the text without some tokens.
+"""Masks while distilling: a text that the student gets wrong and its teacher right is learned again without some of its tokens.
 
-Source: Guo et al., Learning to Focus (LeaF, NeurIPS 2025), whose masks are of confounding tokens: those of the lowest gradient difference.
-Here the teacher's answer to the whole text, which is right, is the target of both; and masks are not tried out before they are used.
+Source: Guo et al., Learning to Focus (LeaF, NeurIPS 2025), which masks confounding tokens: those of the lowest gradient difference.
+Here the teacher's answer to the whole text, which is right, is the target with and without a mask, and no mask is tried out first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ENDS = 2
 def with_masks(
     method: Method, loss: Tensor, batch: Mapping[str, Tensor], answer: Tensor, teacher_logits: Tensor
 ) -> Tensor:
-    """Add to the loss of a batch that of its texts that the student answers wrongly and its teacher rightly, with tokens masked.
+    """Add the loss of masked texts to that of a batch: of the texts that the student answers wrongly and its teacher rightly.
 
     Args:
         loss: of the whole texts.
@@ -85,17 +85,16 @@ def without_lowest(batch: Mapping[str, Tensor], worth: Tensor, share: float) -> 
     return {**batch, **{name: values.gather(1, order) * mask for name, values in shaped.items()}, ATTENTION_MASK: mask}
 
 
-def check_teacher(examples: Examples, random: bool) -> None:
-    """See that a teacher answers some training row rightly.
+def check_teacher(examples: Examples, mask: str) -> None:
+    """See that a teacher answers at least one training row rightly.
 
     Raises:
-        InputError: none, so there is no row on which the student could be wrong and the teacher right.
+        InputError: it answers none rightly, so no text would ever be masked.
     """
     assert examples.teacher_logits is not None
     answers = torch.stack(list(examples.teacher_logits)).argmax(1)
     if not (answers == torch.tensor(list(examples.labels))).any():
-        given = MASK_RANDOM if random else "attribution"
         raise InputError(
-            f"--mask {given}: the teacher answers none of the {len(examples)} training rows rightly; accepted is one that does. "
+            f"--mask {mask}: the teacher answers none of the {len(examples)} training rows rightly; accepted is one that answers some. "
             "See that its classes are those of the data, or train it longer"
         )
