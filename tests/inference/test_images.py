@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import run_cli, shared_folder
 from filelock import FileLock
+from safetensors.torch import load_file
 from vision_towers import pooled, save_tower
 
 import adtp_export
@@ -101,8 +102,14 @@ def test_a_vector_alone(tmp_path, pictures, name, layers):
     assert_vectors(tmp_path, encoder.encode_images(pictures, normalize=False), pictures)
     with pytest.raises(InputError, match="for tokens export again with --pruning divprune"):
         encoder.encode_tokens(pictures)
+    assert "Shapes: pictures of 18 x 18." in (tmp_path / "out" / "report.md").read_text()
     (tmp_path / "model" / "preprocessor_config.json").unlink()
-    manifest = adtp_export.export(tmp_path / "model", tmp_path / "out", skip_parity_check=True, force=True)
+    torch.save(load_file(tmp_path / "model" / "model.safetensors"), tmp_path / "model" / "pytorch_model.bin")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    options = {"skip_parity_check": True, "force": True}
+    with pytest.raises(InputError, match="or add --allow-pickle if you trust the file"):
+        adtp_export.export(tmp_path / "model", tmp_path / "out", **options)
+    manifest = adtp_export.export(tmp_path / "model", tmp_path / "out", allow_pickle=True, **options)
     assert {target.status for target in manifest.targets.values()} == {"unverified"}
     assert "pictures cannot be prepared" in manifest.notes[0].text
     with pytest.raises(InputError, match="has no preprocessor_config.json; put it beside"):
@@ -200,6 +207,8 @@ def test_arguments_that_are_refused(folder, opened):
 def test_other_doors_say_where_to_go(folder, exported):
     with pytest.raises(InputError, match=r"holds a vision tower; type: adtp_export\.encode_images"):
         adtp_export.load(folder / "out")
+    with pytest.raises(InputError, match="holds a vision tower; accepted are exports of encoders of texts"):
+        adtp_export.bench(folder / "out")
     with pytest.raises(InputError, match="holds a model that does not generate text"):
         Generator(folder / "out")
     with pytest.raises(InputError, match=r"holds no vision tower; type: adtp_export\.load"):
