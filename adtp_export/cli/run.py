@@ -63,7 +63,11 @@ def make_parser() -> Parser:
     )
     add_texts(parser)
     _add_answers(parser)
-    parser.add_argument("--kept", action="store_true", help="also print the tokens, and which of them the model kept")
+    parser.add_argument(
+        "--kept",
+        action="store_true",
+        help="also print the tokens, and which of them the model kept; for a vision tower, the places of kept image tokens",
+    )
     _add_explanation(parser)
     run_prompts.add_generation(parser)
     run_ray.add_ray_options(parser)
@@ -84,7 +88,8 @@ def make_parser() -> Parser:
         metavar="B",
         type=int,
         default=DEFAULT_BATCH,
-        help=f"maximum number of texts per batch (default: {DEFAULT_BATCH}); on CPUs batches of long texts are smaller",
+        help=f"maximum number of texts per batch (default: {DEFAULT_BATCH}, and 8 pictures for a vision tower); on CPUs batches of long "
+        "texts are smaller",
     )
     parser.add_argument(
         "--threads",
@@ -136,7 +141,7 @@ def _add_answers(parser: Parser) -> None:
         dest="out_file",
         metavar="FILE",
         type=place,
-        help="write the embeddings to this .npy file, one fp32 row per text; with --ray, the directory or URI to write to",
+        help="write the embeddings to this .npy file, one fp32 row per text or picture; with --ray, the directory or URI to write to",
     )
     answers.add_argument(
         "--prompt-name",

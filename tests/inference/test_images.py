@@ -18,6 +18,7 @@ from adtp_export.inference.generation import Generator
 from adtp_export.inference.images import ImageEncoder
 from adtp_export.inference.pixels import pixel_values
 from adtp_export.model.tower import Embedded, Tokens, load_tower
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 from adtp_export.verify.plain_choice import far
 from adtp_export.verify.rounding import MULTIPLE, errors_of_network
 
@@ -153,8 +154,12 @@ def test_pictures_on_the_command_line(folder, encoder, pictures, tmp_path, monke
         assert asked(out, *paths, "--kept", "--batch-size", "1") == 0
     assert seen == paths
     capsys.readouterr()
-    assert asked(out, *paths) == 0
-    assert [json.loads(line).keys() for line in capsys.readouterr().out.splitlines()] == [{"image", "vector"}] * 3
+    sizes, runs = [], OnnxRuntimeEngine.run
+    with monkeypatch.context() as counted:
+        counted.setattr(OnnxRuntimeEngine, "run", lambda *a: (sizes.append(len(a[1]["pixel_values"])), runs(*a))[1])
+        assert asked(out, *paths * 3) == 0
+    assert sizes == [8, 1]
+    assert [json.loads(line).keys() for line in capsys.readouterr().out.splitlines()] == [{"image", "vector"}] * 9
     assert asked(out, *paths, "--out", str(tmp_path / "vectors.npy")) == 0
     assert np.array_equal(np.load(tmp_path / "vectors.npy"), encoder.encode_images(pictures))
     for typed, told in (
