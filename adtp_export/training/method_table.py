@@ -60,17 +60,19 @@ _RETAINERS = (
     "cut_warmup",
 )
 _TASK = ("ce", "logit")
+_MASK = ("mask", "mask_share", "mask_weight")
 
 METHODS = {
     "adtp": Facts(
         "adtp", "Distillation", _first, (*_TASK, "ig", "arp", "tsp"),
-        (*_RETAINERS, "retention_ratios", "ratio", "teacher_forced_share", "gamma", "kappa"), ATTRIBUTION,
+        (*_RETAINERS, "retention_ratios", "ratio", "teacher_forced_share", "gamma", "kappa", *_MASK),
+        ATTRIBUTION,
     ),
-    "random": Facts("adtp", "Distillation", _first, (*_TASK, "ig"), _RETAINERS, ATTRIBUTION),
+    "random": Facts("adtp", "Distillation", _first, (*_TASK, "ig"), (*_RETAINERS, *_MASK), ATTRIBUTION),
     "schedule": Facts("schedule", "Sandwich", _every_ffn, _TASK, ("retention", "min_tokens")),
     "ltp": Facts("ltp", "LearnedThresholds", _every_ffn, _TASK, ()),
     "top": Facts("top", "RankMasks", _later_attention, (*_TASK, "rank"), ("gamma",), RECEIVED),
     "transkimmer": Facts("transkimmer", "Skimming", _every_attention, _TASK, ()),
-    "layers": Facts("layers", "Layers", _nowhere, _TASK, ()),
+    "layers": Facts("layers", "Layers", _nowhere, _TASK, (*_MASK, "attribution", "ig_steps", "teacher_dimensions")),
 }  # fmt: skip
 """``--method`` -> what is known of it."""

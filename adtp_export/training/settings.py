@@ -12,7 +12,7 @@ from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import InputError, did_you_mean, ellipsize, flag_name, quoted
 from ..io import check_nesting, read_document
 from ..options import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, Options, Range, at_least, option, options_of
-from .method_table import METHODS
+from .method_table import ATTRIBUTION, METHODS
 
 CANDIDATE_LISTS = {
     "5": [0.2, 0.4, 0.6, 0.8, 1.0],
@@ -22,6 +22,7 @@ CANDIDATE_LISTS = {
 RATIOS = ("adaptive", "static")
 INTEGRATED_GRADIENTS, GRADIENT_DIFFERENCE = "integrated-gradients", "gradient-difference"
 ATTRIBUTIONS = (INTEGRATED_GRADIENTS, GRADIENT_DIFFERENCE)
+MASK_NONE, MASK_ATTRIBUTION, MASK_RANDOM = "none", "attribution", "random"
 LOSS_OF_TEACHER, QUALITY = "loss", "quality"
 RETENTION, FLOPS = "0.3", 0.5
 """What is asked for where neither is given: the first by adtp and random, the second by all other methods."""
@@ -117,6 +118,15 @@ class TrainOptions(Options):
     attribution: str = option(INTEGRATED_GRADIENTS,
         "which tokens are worth keeping: integrated-gradients of the teacher, or gradient-difference, the teacher's gradient norms minus "
         "the student's (LeaF)", LOSS, choices=ATTRIBUTIONS)
+    mask: str = option(MASK_NONE,
+        "tokens that are removed from a text on which the student is wrong and its teacher right, as it learns from that text once more: "
+        "those lowest by --attribution, with gradient-difference LeaF's confounding tokens; or random ones", LOSS,
+        choices=(MASK_NONE, MASK_ATTRIBUTION, MASK_RANDOM))
+    mask_share: float = option(0.1,
+        "share of the tokens of a text that --mask removes, at least one; the first and the last stay", LOSS,
+        within=Range(1e-3, 0.9, "from 0.001 to 0.9, as a mask of every token leaves nothing to learn from"))
+    mask_weight: float = option(1.0,
+        "weight of the loss of a masked text; 1 counts it as one more row of its batch", LOSS, within=POSITIVE)
     ig_steps: int = option(1, "number m of steps of integrated gradients", LOSS, within=COUNT)
     teacher_dimensions: float = option(0.9,
         "share of hidden dimensions that the teacher's attribution keeps: the largest of each token",
@@ -191,12 +201,42 @@ class TrainOptions(Options):
             raise InputError(
                 f"--attribution {GRADIENT_DIFFERENCE} compares with a teacher, and --ablate teacher has none; leave one of them out"
             )
+        self._check_mask()
         if self.method == "top" and not (self.weights["ce"] or self.weights["logit"]):
             raise InputError("--method top ends without its own term; leave ce or logit in, with a weight above 0")
         if not any(self.weights.values()):
             raise InputError(
                 "the loss has no term left; leave fewer out with --ablate, or give one of them a weight above 0"
             )
+
+    def _check_mask(self) -> None:
+        """Raises InputError for a mask that has no teacher, no loss or no attribution, or for settings of one that is not wanted."""
+        if self.mask == MASK_NONE:
+            names = ["mask_share", "mask_weight"]
+            names += ["attribution", "ig_steps", "teacher_dimensions"] if self.method == "layers" else []
+            defaults = {known.name: known.default for known in dataclasses.fields(self)}
+            for name in names:
+                if (value := getattr(self, name)) != defaults[name]:
+                    raise InputError(
+                        f"{flag_name(name)}: got {quoted(value)}, which nothing uses without --mask; give one or leave it out"
+                    )
+        elif "teacher" in self.left_out:
+            raise InputError(
+                f"--mask {self.mask} is for texts that the teacher answers rightly, and --ablate teacher has none; leave one of them out"
+            )
+        elif not (self.weights["ce"] or self.weights["logit"]):
+            raise InputError(
+                f"--mask {self.mask}: masked texts have the terms ce and logit; leave one in, with a weight above 0"
+            )
+        elif self.mask == MASK_RANDOM and self.method == "layers" and self.attribution != INTEGRATED_GRADIENTS:
+            raise InputError(
+                f"--attribution: got {quoted(self.attribution)}; --mask random draws tokens. Leave one of them out"
+            )
+
+    @property
+    def view(self) -> str:
+        """What the teacher is asked: what the method needs, and what a mask needs."""
+        return ATTRIBUTION if self.mask == MASK_ATTRIBUTION else METHODS[self.method].view
 
     @property
     def adaptive(self) -> bool:

@@ -17,11 +17,12 @@ from ..io import written_whole
 from .checkpoints import reason
 from .data import Examples
 from .evaluate import ask, explain, judge, judge_teacher, loss_against_teacher
-from .method_table import ANSWERS, ATTRIBUTION, METHODS, RECEIVED
+from .method_table import ANSWERS, ATTRIBUTION, RECEIVED
 from .methods import for_method
 from .methods.base import Method
+from .methods.masking import check_teacher
 from .models import load_teacher, make_student
-from .settings import INTEGRATED_GRADIENTS, LOSS_OF_TEACHER
+from .settings import INTEGRATED_GRADIENTS, LOSS_OF_TEACHER, MASK_NONE, MASK_RANDOM
 from .task import Task
 from .trainer import Audience, Stage, run_stage
 
@@ -58,7 +59,7 @@ def explained(teacher: PreTrainedModel, examples: Examples, task: Task, cache: P
     They depend on the teacher alone, so reading them is faster than computing them from the second epoch on, and from the
     first epoch on in the next run with the same teacher.
     """
-    settings, objective, view = task.settings, task.objective, METHODS[task.settings.method].view
+    settings, objective, view = task.settings, task.objective, task.settings.view
     size = next(teacher.get_input_embeddings().parameters()).shape[1]
     dimensions = max(1, round(settings.teacher_dimensions * size))
     key = hashlib.sha256((f"{settings.ig_steps} {dimensions}" if view == ATTRIBUTION else view).encode())
@@ -120,6 +121,8 @@ def train_student(
         start: weights of another student of as many layers to start from, in place of the teacher's.
     """
     settings = task.settings
+    if settings.mask != MASK_NONE:
+        check_teacher(task.parts["train"], settings.mask == MASK_RANDOM)
     student = make_student(teacher, settings, task.objective.head)
     if start is not None:
         student.load_state_dict(start, strict=False)  # one of the two may have a pruner
@@ -148,4 +151,9 @@ def train_student(
     )
     run_stage(stage, settings, audience)
     model.finish()
+    if settings.mask != MASK_NONE and not model.masked:
+        audience.note(
+            f"--mask {settings.mask} masked no text: up to the checkpoint that was kept, the student answered each training row rightly "
+            "that its teacher did, or it has no token between its ends. There was no difference to learn from; leave --mask out"
+        )
     return model.eval()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
-from ..contract import HEAD_EMBEDDING
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE
 from ..data.labelled import ANSWERS, CONTEXT, QUESTION, TAGS, TOKENS, is_squad
 from ..data.readers import ending, json_rows, opened
 from ..data.windows import Windows
@@ -22,7 +22,7 @@ from .data import Examples, Labels, Table, load_tables
 from .method_table import METHODS
 from .models import labels_of_teacher, load_config, load_tokenizer, student_config
 from .objectives import Objective, Reader, for_head
-from .settings import AUTO, HEAD_OF_TASK, TrainOptions
+from .settings import AUTO, HEAD_OF_TASK, MASK_NONE, TrainOptions
 
 MAX_TOKENS = 128
 
@@ -88,6 +88,8 @@ def check_head(head: str, settings: TrainOptions) -> None:
         raise InputError(
             f"--data: got {quoted(settings.data)} for --task {named}; accepted is --train FILE, see docs/training.md"
         )
+    if head != HEAD_SEQUENCE:
+        check_mask(named, settings)
     if head == HEAD_EMBEDDING:
         if settings.base is not None:
             raise InputError(
@@ -99,6 +101,15 @@ def check_head(head: str, settings: TrainOptions) -> None:
             settings.method == "top" or not any(settings.weights[term] for term in ("ig", "arp", "tsp"))
         ):
             raise InputError("--ablate: got logit; --task embedding has no other loss with this method. Leave it out")
+
+
+def check_mask(kind: str, settings: TrainOptions) -> None:
+    """Raises InputError for a mask with a task, `kind`, whose answers are not right or wrong."""
+    if settings.mask != MASK_NONE:
+        raise InputError(
+            f"--mask: got {quoted(settings.mask)} for --task {kind}; accepted is classification, where an answer is right or wrong. "
+            "Leave --mask out"
+        )
 
 
 def read_task(settings: TrainOptions, progress: Callable[[int, int], None] = lambda done, total: None) -> Task:
@@ -125,6 +136,8 @@ def make_task(
 ) -> Task:
     """Make a task of tables that are read already; see `read_task`."""
     labels = objective.labels(tables["train"], settings)
+    if labels.regression:
+        check_mask("regression", settings)
     tables = {**tables, "train": tables["train"].sample(settings.train_rows)}
     source = settings.teacher or settings.base
     assert source is not None

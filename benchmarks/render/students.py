@@ -186,3 +186,29 @@ def render_causal(record: dict[str, Any]) -> str:
         "seeds, added as squares."
     )
     return f"{table(heads, lines)}\n\n{told}"
+
+
+def render_masking(record: dict[str, Any]) -> str:
+    """Return what targets of pruners and masks of prompts change, each against the first of its kind."""
+    lines, first = [], ""
+    for row in record["results"]:
+        mean, seeds = 100 * row["gain"], len(row["by_seed"])
+        noise = ((100 * row["margin"]) ** 2 + 4 * (100 * row["deviation"]) ** 2 / seeds) ** 0.5
+        verdict = " (within noise)" if abs(mean) <= noise else ""
+        told = "" if row["kind"] != first else f"{mean:+.2f} ± {noise:.1f}{verdict}"
+        each = "" if row["kind"] != first else ", ".join(f"{100 * gain:+.1f}" for gain in row["by_seed"])
+        first = row["kind"]
+        saved = statistics.mean(row["flops_reduction"])
+        masked = f"{statistics.mean(row['masked_texts']):,.0f}" if any(row["masked_texts"]) else ""
+        lines.append(
+            [f"{row['kind']}: {row['name']}", f"1 / {saved:.2f}", masked, f"{100 * row['accuracy']:.2f}", told, each]
+        )
+    heads = ["student", "FLOPs against the teacher", "texts masked", "accuracy", "points gained", "by seed"]
+    told = (
+        f"The teacher has {record['teacher']:.2%}, from {record['rows']:,} prompts; students learn from {record['student_rows']:,} of them "
+        f"for {record['epochs']} epochs, and {record['test']:,} are of test. Means of {record['seeds']} seeds. Texts masked: up to the "
+        f"checkpoint kept, repeats counted. `python -m benchmarks.students.masking`; {place(record)}.\n\n"
+        "Gains are against the first student of the same kind. After ±: the 95% interval of the paired difference over the test prompts, "
+        "and twice the standard error over seeds, added as squares."
+    )
+    return f"{table(heads, lines)}\n\n{told}"

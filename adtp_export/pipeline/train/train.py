@@ -15,7 +15,7 @@ from ...contract import HEAD_EMBEDDING
 from ...environment import processor, versions
 from ...errors import InputError, flag_name, needs_extras
 from ...options import PathLike, takes
-from ...training.method_table import ATTRIBUTION, METHODS
+from ...training.method_table import ATTRIBUTION
 from ...training.settings import TrainOptions, convert, read_settings
 from ..progress import Steps
 from .directory import (
@@ -231,7 +231,7 @@ def _explain(
     from ...training.stages import explained
     from ...training.trainer import Audience
 
-    view = METHODS[task.settings.method].view
+    view = task.settings.view
     nn.Module.to(teacher.eval().requires_grad_(False), processes.device)
     with steps.step("teacher_judged_s", "judging the teacher"):
         answers, numbers = all_answers(teacher, task.parts["test"], task.objective)

@@ -29,6 +29,7 @@ from ..judgement import Judgement
 from ..losses import Ratios, attribution_loss, ratio_label, ratio_loss, saliency_loss, share_for_retention
 from ..settings import GRADIENT_DIFFERENCE, TrainOptions
 from .base import Method, Observed
+from .masking import with_masks
 
 SHARE_ROWS = 2000
 CONTROL_RATE, SMOOTHING = 0.01, 0.02
@@ -173,7 +174,7 @@ class Distillation(Method):
         return super().meet(judgement)
 
     def record(self) -> dict[str, Any]:
-        return {"share_of_attribution": dict(zip(self.student.site_names, self.share.tolist()))}
+        return {**super().record(), "share_of_attribution": dict(zip(self.student.site_names, self.share.tolist()))}
 
     def meet_on_dev(self, kept: list[float]) -> None:
         """Take note of the retention that each site gives on the dev rows, so that the next steps correct for it."""
@@ -290,7 +291,8 @@ class Distillation(Method):
         terms |= self._supervision(trace, target)
         if self.training and not guided:
             self._control(trace)
-        return {"loss": self.weighted(terms), **{name: value.detach() for name, value in terms.items()}}
+        loss = with_masks(self, self.weighted(terms), batch, answer, teacher_logits, attribution)
+        return {"loss": loss, **{name: value.detach() for name, value in terms.items()}}
 
     def _supervision(self, trace: Trace, target: Tensor) -> dict[str, Tensor]:
         """Return L_ARP, where the pruners choose between ratios, and L_TSP for attribution ``(B, S)``; sums over sites."""

@@ -16,7 +16,7 @@ from ..data import Examples
 from ..differentiable import DifferentiableAttention
 from ..judgement import Judgement
 from ..objectives import for_head
-from ..settings import TrainOptions
+from ..settings import MASK_NONE, TrainOptions
 
 SLACK = 1.05
 """Keeping more than was asked for is an easy way to be right, and no way to be the best checkpoint."""
@@ -61,6 +61,9 @@ class Method(nn.Module, ABC):
             self.weights["logit"] += 0.0 if "logit" in settings.left_out else labels
         self.alone = "teacher" in settings.left_out
         self.judged: Judgement | None = None  # on dev, at the last evaluation
+        self.masked: Tensor
+        if settings.mask != MASK_NONE:  # other checkpoints have no such entry
+            self.register_buffer("masked", torch.zeros((), dtype=torch.int64))
         self.progress = 0.0  # of training, 0 to 1; the loop sets it before each step
         # The packed view shares the student's modules; in a tuple it is no submodule, so nothing is saved twice.
         self._packed = (self.objective.prepare(PackedStudent(student, DifferentiableAttention, self.cut)),)
@@ -95,7 +98,7 @@ class Method(nn.Module, ABC):
 
     def record(self) -> dict[str, Any]:
         """What `results.json` says of the student beside what it says of all."""
-        return {}
+        return {} if self.settings.mask == MASK_NONE else {"masked_texts": int(self.masked)}
 
     def through_cuts(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Return the answer of the student as it is exported, with gradients, and the tokens ``(B,)`` before and after each site."""

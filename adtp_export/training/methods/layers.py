@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..settings import TrainOptions
 from .base import Method
+from .masking import with_masks
 
 
 class Layers(Method):
@@ -20,8 +21,9 @@ class Layers(Method):
     def pruning(settings: TrainOptions) -> dict[str, Any]:
         return {}
 
-    def forward(self, teacher_logits: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+    def forward(self, teacher_logits: Tensor, attribution: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
         """Compute the loss of a right-padded batch; see `Method`."""
         answer, _ = self.through_cuts(batch)
         terms = self.task_terms(answer, batch, teacher_logits)
-        return {"loss": self.weighted(terms), **{name: value.detach() for name, value in terms.items()}}
+        loss = with_masks(self, self.weighted(terms), batch, answer, teacher_logits, attribution)
+        return {"loss": loss, **{name: value.detach() for name, value in terms.items()}}
