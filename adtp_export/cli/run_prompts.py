@@ -23,8 +23,8 @@ def add_generation(parser: Parser) -> None:
         "--image",
         metavar="F",
         action="append",
-        help="picture of the prompt, once for each --text; it goes where the prompt has the model's image token. Of a vision tower: a "
-        "picture whose vector is printed",
+        help="picture of the prompt, once for each --text; it goes where the prompt has the model's image token. For a vision tower: "
+        "a picture to encode",
     )
     group.add_argument(
         "--chat",

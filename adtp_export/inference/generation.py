@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from ..artifacts.checks import checked_file, checked_model
+from ..artifacts.checks import check_arguments, check_target, checked_file, checked_model
 from ..artifacts.manifest import read_manifest
 from ..artifacts.records import PLUGIN
 from ..contract import (
@@ -37,7 +37,7 @@ from ..contract import (
     VISION_MODEL,
 )
 from ..data.truncate import check_unicode, unset
-from ..errors import InputError, did_you_mean, ellipsize, quoted
+from ..errors import InputError, ellipsize, quoted
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
 from .chat import FILE, Chat, read_chat
@@ -79,6 +79,7 @@ class Generator:
     """
 
     def __init__(self, directory: str | os.PathLike[str], threads: int = 0, target: str | None = None) -> None:
+        check_arguments(directory, target, threads)
         self.directory = Path(directory)
         self.manifest = read_manifest(self.directory)
         if self.manifest.checkpoint.get("head") != HEAD_TEXT:
@@ -106,10 +107,7 @@ class Generator:
         if name is None:
             name = f"{default}-{PLUGIN}" if operators_obstacle() is None else default
             name = name if name in targets else next(iter(targets))
-        if name not in targets:
-            raise InputError(
-                f"target: got {quoted(name)}; {self.directory} has {', '.join(targets)}{did_you_mean(name, targets)}"
-            )
+        check_target(name, targets, self.directory)
         files = {f"{part}.onnx": file for part, file in targets[name].details.items() if isinstance(file, str)}
         return targets[name].attention == PLUGIN, {**files, PREFILL_MODEL: targets[name].file}
 
