@@ -197,7 +197,7 @@ def _what_leaves(
         if layout != SQUARE:
             raise InputError(
                 f"{path}: {DIVPRUNE} chooses among the tokens of one tile, and pictures of a {quoted(raw['model_type'])} model have "
-                "several tiles, or any size; accepted are stages, such as those of btp"
+                "several tiles, or any size; accepted are stages, such as those of btp-qwen"
             )
         return (), read_kept(pruning, count)
     stages = read_stages(pruning, layers, count)

@@ -29,7 +29,12 @@ CROPPED = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width
 SQUARE = {"size": {"height": SIDE, "width": SIDE}}
 TILES = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": SIDE}}
 ANYRES = {"layout": "anyres", "pinpoints": PINPOINTS, "most": None}
-PATCHES = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "size": {"shortest_edge": 64, "longest_edge": 2048}}
+PATCHES = {
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "size": {"shortest_edge": 64, "longest_edge": 2048},
+}
 GRID = {"layout": "grid", "patch": 4, "merge": 2, "temporal": 2}
 PROCESSORS = {
     "clip": (CLIPImageProcessorPil(**CROPPED), {"layout": "square"}),
@@ -116,6 +121,18 @@ def test_tiles_are_those_of_transformers(processor, tmp_path):
     for width, height in SIZES:
         drawn("RGB", (width, height)).save(tmp_path / "picture.png")
         compared(tmp_path / "picture.png", processor)
+
+
+@pytest.mark.parametrize(
+    ("own", "settings"),
+    [({}, {}), ({"min_pixels": 28**2, "max_pixels": 56**2}, {"size": {"min_pixels": 28**2, "max_pixels": 56**2}})],
+)
+def test_settings_that_are_left_out(own, settings):
+    """A whole picture is then prepared as Qwen2-VL's processor does by default; older settings have other names for pixels."""
+    colors = drawn("RGB", (90, 50))
+    layout = {"layout": "grid", "patch": 14, "merge": 2, "temporal": 2}
+    tiles = prepared(np.asarray(colors), settings, layout, 0, "<image>").tiles
+    assert np.array_equal(tiles, Qwen2VLImageProcessorPil(**own)(colors)["pixel_values"])
 
 
 @pytest.mark.parametrize("kernel", [BICUBIC, BILINEAR, LANCZOS])

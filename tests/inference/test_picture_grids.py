@@ -73,6 +73,8 @@ def test_what_is_refused():
         ((1, 201), {}, "got a picture of 1 x 201; accepted are sides that differ by up to 200 times"),
         ((8, 8), {"max_pixels": 0}, "got max_pixels 0; accepted are integers"),
         ((8, 8), {"size": {"shortest_edge": "1"}}, "got min_pixels '1'"),
+        ((8, 8), {"size": 224}, "got size 224; accepted are shortest_edge and longest_edge"),
+        ((8, 8), {"size": {"height": 8, "width": 8}}, "got size .*; accepted are shortest_edge and longest_edge"),
     ):
         with pytest.raises(InputError, match=told):
             patches_of(picture(*size), changes, LAYOUT)

@@ -26,6 +26,13 @@ def picture(height, width):
     return np.random.default_rng(height).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
+def changed(fields, changes):
+    """Fields within fields, some of them changed."""
+    return fields | {
+        name: changed(fields[name], new) if isinstance(new, dict) else new for name, new in changes.items()
+    }
+
+
 def networks(decoder):
     from adtp_export.contract import CU_SEQLENS, INPUT_IDS, LOGITS, PAST, POSITIONS, PRESENT, ROWS
     from adtp_export.graph.decoder import names_cached, names_entered
@@ -141,15 +148,35 @@ def test_towers_of_unequal_grids(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"mrope_section": [1, 2]}, "accepted are three integers"),
-        ({"mrope_section": [1, 2, 2]}, "adds up to 5; accepted is half of a head, 4"),
+        ({"text_config": {"rope_parameters": {"mrope_section": [1, 2]}}}, "accepted are three integers"),
+        (
+            {"text_config": {"rope_parameters": {"mrope_section": [1, 2, 2]}}},
+            "adds up to 5; accepted is half of a head, 4",
+        ),
+        ({"vision_config": {"num_heads": 0}}, "vision_config.num_heads is 0; accepted are integers from 1 on"),
     ],
 )
 def test_configurations_that_are_refused(changes, told, tmp_path):
     save_grid(tmp_path, "qwen2_vl")
     path = tmp_path / "config.json"
     raw = json.loads(path.read_text())
-    raw["text_config"]["rope_parameters"] |= changes
-    path.write_text(json.dumps(raw))
+    path.write_text(json.dumps(changed(raw, changes)))
     with pytest.raises(InputError, match=told):
         load_decoder(tmp_path)
+
+
+def test_older_configurations_are_flat(tmp_path):
+    """Qwen2-VL was published with the fields of its language model beside the others, and its sections in `rope_scaling`."""
+    save_grid(tmp_path, "qwen2_vl")
+    nested, path = load_decoder(tmp_path), tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    text = raw.pop("text_config")
+    rotation = text.pop("rope_parameters")
+    scaling = {"type": "mrope", "mrope_section": rotation["mrope_section"]}
+    path.write_text(json.dumps({**text, **raw, "rope_theta": rotation["rope_theta"], "rope_scaling": scaling}))
+    flat, prompts = load_decoder(tmp_path), draw_prompts(nested, 1)
+    feed = {"inputs_embeds": prompts[1].states, "cu_seqlens": [0, len(prompts[1].states)], "image": prompts[1].image}
+    feed["positions"] = prompts[1].positions.T
+    answers = [networks(each)[0](feed)["logits"] for each in (nested, flat)]
+    assert np.array_equal(*answers)
+    assert flat.pictures == nested.pictures
