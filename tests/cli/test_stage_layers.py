@@ -67,7 +67,7 @@ def test_the_deepest_drops_have_the_stages():
     assert [len(drops(alternating[:count])) for count in range(31)] == [most_drops(count + 1) for count in range(31)]
 
 
-@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("kind", [kind for kind in CLASSES if kind != "qwen2_vl"])
 def test_states_are_those_of_transformers(kind, tmp_path, monkeypatch):
     """To the bit: transformers' processor reads the file and the message, and its model the rest. Nothing is interpolated."""
     photo = tmp_path / "photo.jpg"
