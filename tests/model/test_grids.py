@@ -6,13 +6,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from language_models import IMAGE, STAGES, save_grid
+from language_models import IMAGE, STAGES, networks, save_grid
 
 from adtp_export.errors import InputError
 from adtp_export.inference.generation import after_prefill, after_step
 from adtp_export.inference.grids import patch_places, patches_of, positions_of
 from adtp_export.model.decoder import load_decoder
-from adtp_export.model.prefill import Step, prefill_of
 from adtp_export.verify.prefill import compare, expect
 from adtp_export.verify.prompts import draw_prompts, failure_before_prefill
 
@@ -31,29 +30,6 @@ def changed(fields, changes):
     return fields | {
         name: changed(fields[name], new) if isinstance(new, dict) else new for name, new in changes.items()
     }
-
-
-def networks(decoder):
-    from adtp_export.contract import CU_SEQLENS, INPUT_IDS, LOGITS, PAST, POSITIONS, PRESENT, ROWS
-    from adtp_export.graph.decoder import names_cached, names_entered
-
-    prefill, step = prefill_of(decoder), Step(decoder)
-    inputs = [*names_entered(decoder, CU_SEQLENS, POSITIONS), *names_cached(decoder, PAST)]
-
-    @torch.no_grad()
-    def read(feed):
-        given = [torch.as_tensor(feed[name]) for name in ("inputs_embeds", "cu_seqlens", "positions", "image")]
-        names = [LOGITS, *names_entered(decoder, CU_SEQLENS, POSITIONS, ROWS), *names_cached(decoder, PRESENT)]
-        return {name: value.numpy() for name, value in zip(names, prefill(*given), strict=True)}
-
-    @torch.no_grad()
-    def go_on(feed):
-        found = step(torch.as_tensor(feed[INPUT_IDS]), [torch.as_tensor(feed[name]) for name in inputs])
-        bounds = [f"{PRESENT}.{n}" for n in names_entered(decoder, CU_SEQLENS, POSITIONS)]
-        names = [LOGITS, *bounds, *names_cached(decoder, PRESENT)]
-        return {name: value.numpy() for name, value in zip(names, found, strict=True)}
-
-    return read, go_on
 
 
 @pytest.mark.parametrize("kind", KINDS)
