@@ -19,6 +19,8 @@ KINDS = ("qwen2_vl", "qwen2_5_vl")
 NEW = 32
 SIZES = {(16, 16): 4, (40, 24): 15, (9, 70): 9, (70, 9): 9, (150, 151): 25}
 """Heights and widths, and tokens."""
+DIVPRUNE = {"method": "divprune", "keep": 0.5}
+SPREAD = {"method": "btp", "stages": STAGES["btp"]}
 
 
 def picture(height, width):
@@ -28,7 +30,7 @@ def picture(height, width):
 def changed(fields, changes):
     """Fields within fields, some of them changed."""
     return fields | {
-        name: changed(fields[name], new) if isinstance(new, dict) else new for name, new in changes.items()
+        name: changed(fields.get(name, {}), new) if isinstance(new, dict) else new for name, new in changes.items()
     }
 
 
@@ -128,6 +130,14 @@ def test_towers_of_unequal_grids(tmp_path):
         (
             {"text_config": {"rope_parameters": {"mrope_section": [1, 2, 2]}}},
             "adds up to 5; accepted is half of a head, 4",
+        ),
+        (
+            {"pruning": DIVPRUNE},
+            "pictures of a 'qwen2_vl' model have any size; accepted are stages, such as those of btp-qwen",
+        ),
+        (
+            {"pruning": SPREAD},
+            "got spatial, and image tokens of a 'qwen2_vl' model are no squares; accepted is spatial 0",
         ),
         ({"vision_config": {"num_heads": 0}}, "vision_config.num_heads is 0; accepted are integers from 1 on"),
     ],
