@@ -229,7 +229,7 @@ class Generator:
             positions.append(placed)
         if next(given, None) is not None:
             raise InputError(
-                "there are more features than image tokens; accepted are as many, each (n, H), in the order of the prompts"
+                "there are more features than image tokens; accepted are as many, in the order of the prompts"
             )
         bounds = np.cumsum([0, *map(len, parts)]).astype(np.int32)
         feed = {INPUTS_EMBEDS: np.concatenate(parts), CU_SEQLENS: bounds, IMAGE: np.concatenate(images)}

@@ -196,9 +196,10 @@ def _what_leaves(
     layout = KINDS[raw["model_type"]].layout
     if pruning.get("method") == DIVPRUNE:
         if layout != SQUARE:
+            shape = "any size" if layout == GRID else "several tiles"
             raise InputError(
                 f"{path}: {DIVPRUNE} chooses among the tokens of one tile, and pictures of a {quoted(raw['model_type'])} model have "
-                "several tiles, or any size; accepted are stages, such as those of btp"
+                f"{shape}; accepted are stages, such as those of btp-qwen"
             )
         return (), read_kept(pruning, count)
     stages = read_stages(pruning, layers, count)

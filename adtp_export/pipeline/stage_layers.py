@@ -95,10 +95,13 @@ def _settings(source: Path, request: Request) -> dict[str, Any]:
     """
     raw = read_config(source)
     check_images(raw, source / "config.json")
-    if (kind := raw.get("model_type")) not in KINDS:
+    kinds = [name for name, vision in KINDS.items() if vision.layout != GRID]
+    if (kind := raw.get("model_type")) not in kinds:
+        why = "reads no images"
+        if kind in KINDS:
+            why = "keeps pictures whole (name the layers of the stages in a JSON file, and give that to adtp-export --pruning)"
         raise InputError(
-            f"--calibrate-images: {source} holds a {quoted(kind)} model, which reads no images; accepted are the model types "
-            f"{', '.join(KINDS)}"
+            f"--calibrate-images: {source} holds a {quoted(kind)} model, which {why}; accepted are the model types {', '.join(kinds)}"
         )
     own = raw.get("pruning")
     settings = dict(own) if isinstance(own, dict) else {"method": "btp"}
@@ -165,11 +168,6 @@ class Prompts:
     def __init__(self, decoder: Decoder, text: str) -> None:
         check_unicode(text)
         self.decoder, self.directory = decoder, decoder.directory
-        if decoder.pictures["layout"] == GRID:
-            raise InputError(
-                f"--calibrate-images: pictures of {quoted(decoder.raw_config['model_type'])} models stay whole; accepted are models that "
-                "read squares or tiles. Name the layers of the stages in a JSON file (--pruning)"
-            )
         self.vision = decoder.vision()
         assert decoder.image_token is not None
         self.image_token = decoder.image_token

@@ -14,6 +14,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
@@ -28,6 +29,13 @@ CROPPED = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width
 SQUARE = {"size": {"height": SIDE, "width": SIDE}}
 TILES = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": SIDE}}
 ANYRES = {"layout": "anyres", "pinpoints": PINPOINTS, "most": None}
+PATCHES = {
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "size": {"shortest_edge": 64, "longest_edge": 2048},
+}
+GRID = {"layout": "grid", "patch": 4, "merge": 2, "temporal": 2}
 PROCESSORS = {
     "clip": (CLIPImageProcessorPil(**CROPPED), {"layout": "square"}),
     "llava": (LlavaImageProcessorPil(**CROPPED), {"layout": "square"}),
@@ -36,6 +44,7 @@ PROCESSORS = {
     "llava_onevision": (LlavaOnevisionImageProcessorPil(**SQUARE, image_grid_pinpoints=PINPOINTS), ANYRES),
     "idefics3": (Idefics3ImageProcessorPil(**TILES), {"layout": "tiles"}),
     "smolvlm": (SmolVLMImageProcessorPil(**TILES), {"layout": "tiles"}),
+    "qwen2_vl": (Qwen2VLImageProcessorPil(**PATCHES), GRID),
 }
 SIZES = ((16, 16), (23, 40), (75, 31), (1, 40), (40, 1), (3, 200), (5, 5), (64, 64), (600, 700))
 ORIENTATION = 0x0112
@@ -112,6 +121,18 @@ def test_tiles_are_those_of_transformers(processor, tmp_path):
     for width, height in SIZES:
         drawn("RGB", (width, height)).save(tmp_path / "picture.png")
         compared(tmp_path / "picture.png", processor)
+
+
+@pytest.mark.parametrize(
+    ("own", "settings"),
+    [({}, {}), ({"min_pixels": 28**2, "max_pixels": 56**2}, {"size": {"min_pixels": 28**2, "max_pixels": 56**2}})],
+)
+def test_settings_that_are_left_out(own, settings):
+    """A whole picture is then prepared as Qwen2-VL's processor does by default; older settings have other names for pixels."""
+    colors = drawn("RGB", (90, 50))
+    layout = {"layout": "grid", "patch": 14, "merge": 2, "temporal": 2}
+    tiles = prepared(np.asarray(colors), settings, layout, 0, "<image>").tiles
+    assert np.array_equal(tiles, Qwen2VLImageProcessorPil(**own)(colors)["pixel_values"])
 
 
 @pytest.mark.parametrize("kernel", [BICUBIC, BILINEAR, LANCZOS])
