@@ -1,9 +1,11 @@
 """Attention flow of prompts: what the exact flow takes, and what is off where the graph is made smaller, as FlowPrune does.
 
-    python -m benchmarks.cpu.flow [--tokens 100,300,1000] [--layers 12,30] [--sources 40]      # writes records/flow.json
+    python -m benchmarks.cpu.flow [--tokens 100,300,1000] [--layers 12,30] [--sources 60] [--student WORK]
+                                                                         # writes records/flow.json
 
 The model has Qwen3's shape and random weights; its queries and keys are scaled so that attention is sharp, as in trained models. Time is
-for each token whose flow is computed; tokens are drawn, and the last one, which answers, is among them.
+for each token whose flow is computed; tokens are drawn, and the last one, which answers, is among them. With --student, a trained classifier of
+`benchmarks.students.masking` reads prompts of its test texts, too.
 
 FlowPrune (Xu et al., NeurIPS 2025) makes the graph smaller in two ways. It leaves out edges below a threshold. And it merges stretches of
 layers into one: an edge there leads to whatever can be reached, with the largest capacity in the stretch. The first layer and the last
@@ -26,15 +28,24 @@ import torch
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
+from adtp_export.data.tokenize import encode
 from adtp_export.explain.flow import flows, unit
 from adtp_export.explain.prompt import attended
+from adtp_export.imports import open_checkpoint
 from adtp_export.model.decoder import Decoder, load_decoder
 from benchmarks.harness.records import RECORDS, claim, told, write
 
 SEED, VOCABULARY, SCALE, LARGEST = 0, 1000, 2.0, 10
-SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 THRESHOLDS, SHARES = (1e-6, 1e-4, 1e-2), (0.75, 0.5, 0.25)
-ROUTES, AT_ONCE, MOST_EDGES = 5, 2, 2_000_000
+STUDENT, PROMPTS, MAX_TOKENS = "pruner-integrated-gradients-0", 50, 96
+ROUTES, AT_ONCE, MOST_EDGES = 5, 2, 20_000_000
 """Random routes from each token in each direction; tokens of which the flow is also solved on the whole graph at once, and the most edges
 of such a graph."""
 
@@ -144,17 +155,15 @@ def compare(found: np.ndarray, exact: np.ndarray) -> dict[str, float]:
     }
 
 
-def measure(decoder: Decoder, tokens: int, sources: int) -> list[dict[str, Any]]:
-    """Return a row for the exact flow of one prompt, and one for each smaller graph."""
-    random = np.random.default_rng(SEED)
-    ids = random.integers(0, VOCABULARY, tokens).tolist()
-    drawn = [*random.choice(tokens - 1, min(sources, tokens) - 1, replace=False).tolist(), tokens - 1]
-    began = time.perf_counter()
-    layers = attended(decoder.backbone, ids)
-    attending = time.perf_counter() - began
+def measure(layers: Sequence[np.ndarray], attending: float, drawn: Sequence[int]) -> list[dict[str, Any]]:
+    """Return a row for the exact flow from drawn tokens of one prompt, and one for each smaller graph."""
     rows: list[dict[str, Any]] = []
     exact = np.zeros(0)
-    ways: list[tuple[str, float]] = [("exact", 0.0), *(("edges", t) for t in THRESHOLDS), *(("layers", s) for s in SHARES)]
+    ways: list[tuple[str, float]] = [
+        ("exact", 0.0),
+        *(("edges", t) for t in THRESHOLDS),
+        *(("layers", s) for s in SHARES),
+    ]
     for how, much in ways:
         began = time.perf_counter()
         graph = layers if how == "exact" else (without_small if how == "edges" else compressed)(layers, much)
@@ -163,18 +172,48 @@ def measure(decoder: Decoder, tokens: int, sources: int) -> list[dict[str, Any]]
         exact = found if how == "exact" else exact
         whole, same = at_once(graph, drawn[:AT_ONCE])
         assert same is None or np.array_equal(same, found[:AT_ONCE])
-        row = {"how": how, "much": much, "tokens": tokens, "layers": len(layers), "left": len(graph), "once_s": whole}
+        row = {"how": how, "much": much, "tokens": len(layers[0]), "layers": len(layers), "left": len(graph)}
         edges = sum(int(np.count_nonzero(layer)) for layer in graph)
-        rows.append({**row, "edges": edges, "prepare_s": preparing, "token_s": seconds, **compare(found, exact)})
-        print(rows[-1], flush=True)
+        times = {"prepare_s": preparing, "token_s": seconds, "once_s": whole}
+        rows.append({**row, "edges": edges, **times, **compare(found, exact)})
     return rows
+
+
+def of_random(decoder: Decoder, tokens: int, sources: int) -> list[dict[str, Any]]:
+    random = np.random.default_rng(SEED)
+    ids = random.integers(0, VOCABULARY, tokens).tolist()
+    drawn = [*random.choice(tokens - 1, min(sources, tokens) - 1, replace=False).tolist(), tokens - 1]
+    began = time.perf_counter()
+    layers = attended(decoder.backbone, ids)
+    return measure(layers, time.perf_counter() - began, drawn)
+
+
+def of_student(work: Path) -> list[dict[str, Any]]:
+    """Return rows as `measure` does, means over prompts, of a trained student and all tokens of each prompt."""
+    opened = open_checkpoint(work / STUDENT)
+    lines = (work / "test.tsv").read_text(encoding="utf-8").splitlines()[1 : PROMPTS + 1]
+    texts = []
+    for row in encode(opened.tokenizer, [line.split("\t")[0] for line in lines], MAX_TOKENS):
+        began = time.perf_counter()
+        layers = attended(opened.student.backbone, row.input_ids)
+        texts.append(measure(layers, time.perf_counter() - began, range(len(row.input_ids))))
+    return [
+        {
+            name: value if isinstance(value, str) else float(np.mean([row[name] for row in rows]))
+            for name, value in rows[0].items()
+        }
+        for rows in zip(*texts)
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", metavar="N,...", default="100,300,1000")
     parser.add_argument("--layers", metavar="N,...", default="12,30")
-    parser.add_argument("--sources", metavar="N", type=int, default=40)
+    parser.add_argument("--sources", metavar="N", type=int, default=60)
+    parser.add_argument(
+        "--student", metavar="WORK", type=Path, help="where benchmarks.students.masking trained its students"
+    )
     parser.add_argument("--out", metavar="FILE", type=Path, default=RECORDS / "flow.json")
     options = parser.parse_args()
     claim(options.out)
@@ -183,8 +222,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             decoder = sharp(layers, max(lengths), Path(folder))
             for tokens in lengths:
-                rows += measure(decoder, tokens, options.sources)
-    write(options.out, {"sources": options.sources, "scale": SCALE, "results": rows, **told()})
+                rows += of_random(decoder, tokens, options.sources)
+                print(*rows[-1 - len(THRESHOLDS) - len(SHARES) :], sep="\n", flush=True)
+    record: dict[str, Any] = {"sources": options.sources, "scale": SCALE, "results": rows}
+    if options.student is not None:
+        record |= {"prompts": PROMPTS, "student": of_student(options.student)}
+    write(options.out, {**record, **told()})
 
 
 if __name__ == "__main__":
