@@ -4,8 +4,8 @@
                                                                          # writes records/flow.json
 
 The model has Qwen3's shape and random weights; its queries and keys are scaled so that attention is sharp, as in trained models. Time is
-for each token whose flow is computed; tokens are drawn, and the last one, which answers, is among them. With --student, a trained classifier of
-`benchmarks.students.masking` reads prompts of its test texts, too.
+for each token whose flow is computed; tokens are drawn, and the last one, which answers, is among them. With --student, a trained
+classifier of `benchmarks.students.masking` reads test texts, too.
 
 FlowPrune (Xu et al., NeurIPS 2025) makes the graph smaller in two ways. It leaves out edges below a threshold. And it merges stretches of
 layers into one: an edge there leads to whatever can be reached, with the largest capacity in the stretch. The first layer and the last
@@ -29,6 +29,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
 from adtp_export.data.tokenize import encode
+from adtp_export.explain.flow import LARGEST as LIMIT
 from adtp_export.explain.flow import flows, unit
 from adtp_export.explain.prompt import attended
 from adtp_export.imports import open_checkpoint
@@ -132,7 +133,7 @@ def at_once(layers: Sequence[np.ndarray], sources: Sequence[int]) -> tuple[float
     shape = (tokens * (len(layers) + 1),) * 2
     graph = csr_array((sizes.astype(np.int32), (begins.astype(np.int32), targets.astype(np.int32))), shape=shape)
     began = time.perf_counter()
-    found = [maximum_flow(graph, source, shape[0] - 1).flow_value for source in sources]
+    found = [min(maximum_flow(graph, source, shape[0] - 1).flow_value, LIMIT) for source in sources]
     return (time.perf_counter() - began) / len(sources), np.array(found) * unit(1)
 
 
@@ -167,6 +168,8 @@ def measure(layers: Sequence[np.ndarray], attending: float, drawn: Sequence[int]
     for how, much in ways:
         began = time.perf_counter()
         graph = layers if how == "exact" else (without_small if how == "edges" else compressed)(layers, much)
+        if how == "layers" and rows[-1]["how"] == how and rows[-1]["left"] == len(graph):
+            continue  # three layers are the fewest, whatever the share
         preparing = attending if how == "exact" else time.perf_counter() - began
         seconds, found = solved(graph, drawn)
         exact = found if how == "exact" else exact
@@ -222,8 +225,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             decoder = sharp(layers, max(lengths), Path(folder))
             for tokens in lengths:
-                rows += of_random(decoder, tokens, options.sources)
-                print(*rows[-1 - len(THRESHOLDS) - len(SHARES) :], sep="\n", flush=True)
+                found = of_random(decoder, tokens, options.sources)
+                print(*found, sep="\n", flush=True)
+                rows += found
     record: dict[str, Any] = {"sources": options.sources, "scale": SCALE, "results": rows}
     if options.student is not None:
         record |= {"prompts": PROMPTS, "student": of_student(options.student)}
