@@ -36,7 +36,7 @@ from ..contract import (
     STEP_MODEL,
     VISION_MODEL,
 )
-from ..data.truncate import unset
+from ..data.truncate import check_unicode, unset
 from ..errors import InputError, did_you_mean, ellipsize, quoted
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
@@ -282,9 +282,10 @@ class Generator:
         """Turn a prompt into ids; the image token is written in it where the image goes, and there once for each part of the image.
 
         Raises:
-            InputError: there is an image and no place for it, or the reverse, or several places; or messages that are not accepted.
+            InputError: there is an image and no place for it, or the reverse, or several places; or what is not accepted.
         """
         text, special = (text, True) if isinstance(text, str) else self.chat.prompt(text)
+        check_unicode(text)
         ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
         if self.image_token is None:
             return ids

@@ -55,18 +55,18 @@ def read_picture(picture: object) -> np.ndarray:
     try:
         if isinstance(picture, (str, os.PathLike)):
             path = Path(picture)
-            picture = np.load(path, allow_pickle=False) if path.suffix == ".npy" else _opened(path)
+            picture = np.load(path, allow_pickle=False) if path.suffix.lower() == ".npy" else _opened(path)
         elif hasattr(picture, "convert"):
             picture = _on_white(picture, name)
+        array = np.asarray(picture)
     except (InputError, MissingDependencyError):
         raise
     except Exception as error:  # Pillow raises many kinds for damaged files
         raise InputError(f"{name} is no picture that can be read: {ellipsize(str(error))}") from error
-    array = np.asarray(picture)
     if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or 0 in array.shape:
         raise InputError(
-            f"got a picture of the shape {array.shape} and the type {array.dtype}; accepted are arrays (height, width, 3) of uint8, and "
-            "files. A video is several pictures; give one of them"
+            f"{name} is a picture of the shape {array.shape} and the type {array.dtype}; accepted are arrays (height, width, 3) of uint8, "
+            "and files. A video is several pictures; give one of them"
         )
     return array
 

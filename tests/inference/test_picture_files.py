@@ -164,7 +164,7 @@ def damaged(path):
         ("sixteen.png", r"sixteen.png has gray levels of more than 8 bits .* accepted are 8 bits"),
         ("text.jpg", "text.jpg is no picture that can be read: cannot identify"),
         ("missing.jpg", "missing.jpg is no picture that can be read: .*No such file"),
-        ("gray.npy", r"got a picture of the shape \(4, 4\) and the type uint8"),
+        ("gray.npy", r"gray.npy is a picture of the shape \(4, 4\) and the type uint8"),
     ],
 )
 def test_files_that_are_refused(name, told, tmp_path):
@@ -172,8 +172,18 @@ def test_files_that_are_refused(name, told, tmp_path):
         read_picture(damaged(tmp_path / name))
 
 
+def test_arrays_in_files(tmp_path):
+    """Whatever the case of their names."""
+    colors = np.asarray(drawn("RGB"))
+    with (tmp_path / "colors.NPY").open("wb") as file:
+        np.save(file, colors)
+    assert np.array_equal(read_picture(tmp_path / "colors.NPY"), colors)
+
+
 def test_pictures_that_are_refused(tmp_path):
-    """A Pillow image that is read late, and a line of pixels that would become a large square."""
+    """A Pillow image that is read late, lists that are no array, and a line of pixels that would become a large square."""
+    with pytest.raises(InputError, match="what was given is no picture"):
+        read_picture([[1], [1, 2]])
     path = damaged(tmp_path / "cut.jpg")
     with Image.open(path) as opened, pytest.raises(InputError, match="what was given is no picture (?i:.*truncated)"):
         read_picture(opened)
