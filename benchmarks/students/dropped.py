@@ -1,6 +1,6 @@
 """What attention flow and integrated gradients say of the tokens that a trained pruner drops, beside those that it keeps.
 
-    python -m benchmarks.students.dropped WORK [--texts 300] [--seeds 3]      # writes records/dropped.json
+    python -m benchmarks.students.dropped WORK [--texts 200] [--seeds 3]      # writes records/dropped.json
 
 WORK is where `benchmarks.students.masking` trained its students: classifiers of Qwen3's shape, which read the answer off the last token.
 Both measures are of the student with nothing dropped: the flow from each token to the last, and the attribution of the student's answer.
@@ -73,7 +73,7 @@ def summary(by_seed: np.ndarray) -> list[dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", metavar="WORK", type=Path)
-    parser.add_argument("--texts", metavar="N", type=int, default=300)
+    parser.add_argument("--texts", metavar="N", type=int, default=200)
     parser.add_argument("--seeds", metavar="N", type=int, default=3)
     parser.add_argument("--out", metavar="FILE", type=Path, default=RECORDS / "dropped.json")
     options = parser.parse_args()
