@@ -171,7 +171,8 @@ def _add_explanation(parser: Parser) -> None:
         metavar="MODEL_DIR",
         type=Path,
         help="also print a table for each text: the attribution of the answer to its tokens, beside the tokens that the model kept. "
-        "MODEL_DIR is the checkpoint from which OUT was exported. Needs the extra export",
+        "Of models that generate text: the attention flow to a generated token. MODEL_DIR is the checkpoint from which OUT was "
+        "exported. Needs the extra export",
     )
     explanation.add_argument("--json", action="store_true", help="with --explain: print JSON lines instead of tables")
     explanation.add_argument(
