@@ -145,3 +145,32 @@ def _save_with_tiles(directory, config, settings):
     settings |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     return model
+
+
+def networks(decoder):
+    """`Prefill` and `Step` as files: arrays by name in and out."""
+    from adtp_export.contract import CU_SEQLENS, INPUT_IDS, LOGITS, PAST, POSITIONS, PRESENT, ROWS
+    from adtp_export.graph.decoder import names_cached, names_entered
+    from adtp_export.model.prefill import Step, prefill_of
+
+    prefill, step = prefill_of(decoder), Step(decoder)
+    given = ["inputs_embeds", CU_SEQLENS, *([POSITIONS] if decoder.backbone.axes > 1 else []), "image"]
+    inputs = [*names_entered(decoder, CU_SEQLENS, POSITIONS), *names_cached(decoder, PAST)]
+
+    @torch.no_grad()
+    def read(feed):
+        found = prefill(*(torch.as_tensor(feed[name]) for name in given))
+        names = [LOGITS, *names_entered(decoder, CU_SEQLENS, POSITIONS, ROWS), *names_cached(decoder, PRESENT)]
+        return {name: value.numpy() for name, value in zip(names, found, strict=True)}
+
+    @torch.no_grad()
+    def go_on(feed):
+        found = step(torch.as_tensor(feed[INPUT_IDS]), [torch.as_tensor(feed[name]) for name in inputs])
+        names = [
+            LOGITS,
+            *(f"{PRESENT}.{n}" for n in names_entered(decoder, CU_SEQLENS, POSITIONS)),
+            *names_cached(decoder, PRESENT),
+        ]
+        return {name: value.numpy() for name, value in zip(names, found, strict=True)}
+
+    return read, go_on

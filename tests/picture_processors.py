@@ -10,11 +10,13 @@ from transformers import (
     LlavaProcessor,
     PreTrainedTokenizerFast,
     ProcessorMixin,
+    Qwen2VLProcessor,
 )
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 TEMPLATE = "{% for part in messages[0].content %}{{ part.text if part.text else ' <image> ' }}{% endfor %} w20 w9 w30"
 CROP = {"crop_size": {"height": 16, "width": 16}}
@@ -29,8 +31,9 @@ CLASSES = {
     "llava_next": (LlavaNextProcessor, LlavaNextImageProcessorPil, OF_CLIP, CROP),
     "llava_onevision": (LlavaOnevisionProcessor, LlavaOnevisionImageProcessorPil, OF_SIGLIP, {}),
     "idefics3": (Idefics3Processor, Idefics3ImageProcessorPil, {"image_seq_len": 16}, {}),
+    "qwen2_vl": (Qwen2VLProcessor, Qwen2VLImageProcessorPil, {}, {}),
 }
-"""SmolVLM's processor, which needs a package more, is otherwise that of Idefics3."""
+"""SmolVLM's processor, which needs a package more, is otherwise that of Idefics3. Qwen2.5-VL's is otherwise that of Qwen2-VL."""
 
 
 def with_template(folder):
@@ -50,7 +53,8 @@ def processed(kind, folder, picture, text, monkeypatch):
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.add_special_tokens(["<image>"])
-    words = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0")
+    more = {"image_token": "<image>", "video_token": "w97"}
+    words = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0", extra_special_tokens=more)
     monkeypatch.setattr(ProcessorMixin, "check_argument_for_proper_class", lambda *given: None)  # there are no videos
     parts = [{"type": "image", "path": str(picture)}, {"type": "text", "text": text}]
     return whole(image_processor=pixels(**settings), tokenizer=words, **own).apply_chat_template(

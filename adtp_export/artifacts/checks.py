@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
-from ..errors import InputError, quoted
+from ..contract import HEAD_IMAGES, HEAD_TEXT, MAX_THREADS
+from ..errors import InputError, check_int, did_you_mean, quoted
 from .records import MANIFEST_NAME, Manifest, sha256
 
 _ANEW = "export again with --force, or fetch the directory anew"
+_OTHERS = {HEAD_TEXT: "a model that generates text", HEAD_IMAGES: "a vision tower"}
+
+
+def check_arguments(directory: object, target: object, threads: object) -> None:
+    """Raises InputError for what cannot be an output directory, the name of a target, or a number of threads."""
+    if not isinstance(directory, (str, os.PathLike)):
+        raise InputError(f"directory: got {type(directory).__name__}; accepted is a path")
+    if not isinstance(target, (str, type(None))):
+        raise InputError(f"target: got {type(target).__name__}; accepted is a target's name, or None")
+    check_int("threads", threads, 0, MAX_THREADS)
+
+
+def check_target(name: str, targets: Collection[str], directory: Path) -> None:
+    """Raises InputError for a target that an output directory does not have."""
+    if name not in targets:
+        raise InputError(
+            f"target: got {quoted(name)}; {directory} has {', '.join(targets)}{did_you_mean(name, targets)}"
+        )
+
+
+def check_reads_texts(directory: Path, manifest: Manifest) -> None:
+    """Raises InputError for an export that is no encoder of texts."""
+    if other := _OTHERS.get(manifest.checkpoint.get("head", "")):
+        raise InputError(f"{directory} holds {other}; accepted are exports of encoders of texts")
 
 
 def checked_file(directory: Path, manifest: Manifest, name: str, check_hashes: bool = True) -> Path:

@@ -14,12 +14,15 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import AdtpError, InputError, needs_extras, printable, printable_json
+from ..io import written_whole
 from ..pipeline.progress import Progress, Steps
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.console import Console as RichConsole
 
 BUG = 70
@@ -114,6 +117,31 @@ def print_json(document: object, indent: int | None = 2) -> None:
 def print_path(path: object) -> None:
     """Print a path on stdout: as it is for programs, as it can be shown on a terminal."""
     print(printable(str(path)) if sys.stdout.isatty() else path)
+
+
+def check_npy(path: Path) -> None:
+    """Raises InputError where `--out` names no .npy file that can be made: before hours of work."""
+    if path.suffix != ".npy":
+        raise InputError(f"--out: got {path}; accepted is a file that ends in .npy")
+    if not path.parent.is_dir():
+        raise InputError(f"--out: there is no directory {path.parent}; make it, or name another place")
+
+
+def write_npy(path: Path, vectors: np.ndarray) -> None:
+    """Write vectors ``(N, D)``, and say how many there are. The file is there whole, or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    import numpy as np
+
+    try:
+        with written_whole(path) as partial, partial.open("wb") as stream:
+            np.save(stream, vectors)
+    except OSError as error:
+        raise InputError(f"--out: {path} cannot be written ({error.strerror}); name a place with room") from error
+    print(printable(f"adtp-run: {len(vectors)} rows of {vectors.shape[1]} numbers, fp32"), file=sys.stderr)
+    print_path(path)
 
 
 class _ReaderGone(BaseException):

@@ -23,10 +23,9 @@ from ..contract import (
 )
 from ..errors import InputError, flag_name, printable
 from ..explain.records import Explanation
-from ..io import written_whole
 from ..report.explained import HEAD, in_words, rows
 from . import run_images, run_prompts, run_ray
-from .console import counting_rows, print_json, print_path, rich_console, run_command
+from .console import check_npy, counting_rows, print_json, rich_console, run_command, write_npy
 from .parsing import Parser
 from .run_texts import TextsParser, add_texts, place, read, settle
 
@@ -64,7 +63,11 @@ def make_parser() -> Parser:
     )
     add_texts(parser)
     _add_answers(parser)
-    parser.add_argument("--kept", action="store_true", help="also print the tokens, and which of them the model kept")
+    parser.add_argument(
+        "--kept",
+        action="store_true",
+        help="also print the tokens, and which of them the model kept; for a vision tower, the places of kept image tokens",
+    )
     _add_explanation(parser)
     run_prompts.add_generation(parser)
     run_ray.add_ray_options(parser)
@@ -85,7 +88,8 @@ def make_parser() -> Parser:
         metavar="B",
         type=int,
         default=DEFAULT_BATCH,
-        help=f"maximum number of texts per batch (default: {DEFAULT_BATCH}); on CPUs batches of long texts are smaller",
+        help=f"maximum number of texts per batch (default: {DEFAULT_BATCH}, and 8 pictures for a vision tower); on CPUs batches of long "
+        "texts are smaller",
     )
     parser.add_argument(
         "--threads",
@@ -137,7 +141,7 @@ def _add_answers(parser: Parser) -> None:
         dest="out_file",
         metavar="FILE",
         type=place,
-        help="write the embeddings to this .npy file, one fp32 row per text; with --ray, the directory or URI to write to",
+        help="write the embeddings to this .npy file, one fp32 row per text or picture; with --ray, the directory or URI to write to",
     )
     answers.add_argument(
         "--prompt-name",
@@ -167,7 +171,8 @@ def _add_explanation(parser: Parser) -> None:
         metavar="MODEL_DIR",
         type=Path,
         help="also print a table for each text: the attribution of the answer to its tokens, beside the tokens that the model kept. "
-        "MODEL_DIR is the checkpoint from which OUT was exported. Needs the extra export",
+        "Of models that generate text: the attention flow to a generated token. MODEL_DIR is the checkpoint from which OUT was "
+        "exported. Needs the extra export",
     )
     explanation.add_argument("--json", action="store_true", help="with --explain: print JSON lines instead of tables")
     explanation.add_argument(
@@ -366,30 +371,15 @@ def _rank(options: argparse.Namespace, deployment: Predictor, texts: list[Text])
 
 
 def _write_vectors(options: argparse.Namespace, deployment: Predictor, texts: Iterable[Text]) -> int:
-    """Write the vectors of all texts to one file, and say how many there are. The file is there whole, or not at all.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Write the vectors of all texts to one file; errors are those of `check_npy` and `write_npy`."""
     import numpy as np
 
-    path: Path = options.out_file
-    if path.suffix != ".npy":
-        raise InputError(f"--out: got {path}; accepted is a file that ends in .npy")
-    if not path.parent.is_dir():  # found out before hours of work
-        raise InputError(f"--out: there is no directory {path.parent}; make it, or name another place")
+    check_npy(options.out_file)
     with counting_rows() as count:
         parts = []
         for chunk in _chunks(texts):
             asked = {**_prompt(options), "batch_size": options.batch_size, "truncate_dim": options.truncate_dim}
             parts.append(deployment.encode(chunk, **asked))  # type: ignore[arg-type]
             count(len(chunk))
-    vectors = np.concatenate(parts)
-    try:
-        with written_whole(path) as partial, partial.open("wb") as stream:
-            np.save(stream, vectors)
-    except OSError as error:
-        raise InputError(f"--out: {path} cannot be written ({error.strerror}); name a place with room") from error
-    print(printable(f"adtp-run: {len(vectors)} rows of {vectors.shape[1]} numbers, fp32"), file=sys.stderr)
-    print_path(path)
+    write_npy(options.out_file, np.concatenate(parts))
     return 0

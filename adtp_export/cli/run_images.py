@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, check_int, flag_name
-from ..io import written_whole
-from .console import print_json
+from .console import check_npy, print_json, write_npy
 
 TAKEN = ("out", "texts", "image", "batch_size", "threads", "target", "out_file", "kept", "json")
 """Options of adtp-run that go with vision towers."""
@@ -32,9 +31,7 @@ def command(options: argparse.Namespace, default: Callable[[str], Any]) -> int:
     Args:
         default: of an option.
     """
-    import numpy as np
-
-    from ..inference.images import ImageEncoder
+    from ..inference.images import DEFAULT_PICTURES, ImageEncoder, unit
 
     for name, value in vars(options).items():
         if name not in TAKEN and value != default(name):
@@ -47,20 +44,20 @@ def command(options: argparse.Namespace, default: Callable[[str], Any]) -> int:
         raise InputError(f"there is no picture; type: adtp-run {options.out} --image FILE")
     if options.kept and options.out_file is not None:
         raise InputError("--kept prints tokens, and --out has no place for them")
+    if options.out_file is not None:
+        check_npy(path := Path(options.out_file))
+    asked = options.batch_size != default("batch_size")  # so many texts take less memory than so many pictures
+    batch_size = options.batch_size if asked else DEFAULT_PICTURES
     encoder = ImageEncoder(options.out, options.threads, options.target)
     if options.out_file is not None:
-        path = Path(options.out_file)
-        vectors = encoder.encode_images(images, batch_size=options.batch_size)
-        try:
-            with written_whole(path) as partial, partial.open("wb") as file:
-                np.save(file, vectors)
-        except OSError as error:
-            raise InputError(f"--out: {path} cannot be written ({error.strerror}); name a place with room") from error
+        write_npy(path, encoder.encode_images(images, batch_size=batch_size))
         return 0
-    for begin in range(0, len(images), options.batch_size):
-        batch = images[begin : begin + options.batch_size]
-        places = encoder.encode_tokens(batch).places if options.kept else [None] * len(batch)
-        for image, vector, own in zip(batch, encoder.encode_images(batch), places):
-            kept = {} if own is None else {"kept": own.tolist()}
-            print_json({"image": image, "vector": vector.tolist(), **kept}, indent=None)
+    if options.kept:
+        encoder.check_keeps()
+    named = iter(images)
+    for vectors, kept in encoder.stream(images, batch_size=batch_size):
+        places = kept.places if kept is not None and options.kept else [None] * len(vectors)
+        for vector, own, image in zip(unit(vectors), places, named):
+            fields = {} if own is None else {"kept": own.tolist()}
+            print_json({"image": image, "vector": vector.tolist(), **fields}, indent=None)
     return 0

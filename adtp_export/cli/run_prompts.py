@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, check_int, flag_name, printable
+from ..explain.records import PromptExplained
 from ..io import written_whole
+from ..report.explained import FLOW_HEAD, largest
+from .console import print_json, rich_console
 from .parsing import Parser
 
-TAKEN = ("out", "texts", "text", "file", "format", "text_column", "batch_size", "threads", "target")
+TAKEN = ("out", "texts", "text", "file", "format", "text_column", "batch_size", "threads", "target", "explain", "json")
 """Options of adtp-run that also go with a model that generates text."""
-OPTIONS = ("image", "chat", "max_new_tokens", "temperature", "top_p", "seed", "report")
+OPTIONS = ("image", "chat", "max_new_tokens", "temperature", "top_p", "seed", "report", "token")
 
 
 def add_generation(parser: Parser) -> None:
@@ -23,8 +26,8 @@ def add_generation(parser: Parser) -> None:
         "--image",
         metavar="F",
         action="append",
-        help="picture of the prompt, once for each --text; it goes where the prompt has the model's image token. Of a vision tower: a "
-        "picture whose vector is printed",
+        help="picture of the prompt, once for each --text; it goes where the prompt has the model's image token. For a vision tower: "
+        "a picture to encode",
     )
     group.add_argument(
         "--chat",
@@ -53,6 +56,12 @@ def add_generation(parser: Parser) -> None:
         metavar="FILE",
         type=Path,
         help="also write a page (.html) about this run of one text: which patches of the picture stayed at each stage, caches, times",
+    )
+    group.add_argument(
+        "--token",
+        metavar="N",
+        type=int,
+        help="with --explain: which generated token is explained, counted from 0 (default: 0)",
     )
 
 
@@ -91,18 +100,20 @@ def command(options: argparse.Namespace, texts: list[Any], default: Callable[[st
         raise InputError(f"got the pair {pair!r}; accepted are prompts, so leave --text-pair out")
     given = asked(options)
     images, chat, report = given.pop("image", None), given.pop("chat", False), given.pop("report", None)
+    given.pop("token", None)
+    _check_explanation(options)
     if images is not None and len(images) != len(texts):
         raise InputError(f"--image: got {len(images)} for {len(texts)} texts; accepted is one for each text, or none")
     sampling = Sampling(**given)
     prompts = [said(text, images is not None) for text in texts] if chat else texts
+    if options.explain is not None:
+        return _explained(options, prompts, texts, sampling)
     if report is not None:
         return _reported(options, images, prompts, sampling)
     generator = Generator(options.out, options.threads, options.target)
     if len(texts) == 1:
         _print_stream(generator.stream(images, prompts, sampling))
         return 0
-    from .console import print_json
-
     for begin in range(0, len(texts), options.batch_size):
         batch = slice(begin, begin + options.batch_size)
         own = None if images is None else images[batch]
@@ -131,6 +142,14 @@ def _reported(options: argparse.Namespace, images: Any, prompts: Sequence[Any], 
     from ..inference.traced import TracedGenerator
     from ..report.generated import render
 
+    _check_page(options, prompts)
+    generator = TracedGenerator(options.out, options.threads, options.target)
+    answer = _print_stream(generator.stream(images, prompts, sampling))
+    _write_page(options.report, render(generator.trace(prompts[0], answer)))
+    return 0
+
+
+def _check_page(options: argparse.Namespace, prompts: Sequence[Any]) -> None:
     path: Path = options.report
     if len(prompts) != 1:
         raise InputError(f"--report: got {len(prompts)} texts; accepted is one, which the page is about")
@@ -138,16 +157,84 @@ def _reported(options: argparse.Namespace, images: Any, prompts: Sequence[Any], 
         raise InputError(f"--report: got {path}; accepted is a file that ends in .html")
     if not path.parent.is_dir():
         raise InputError(f"--report: there is no directory {path.parent}; make it, or name another place")
-    generator = TracedGenerator(options.out, options.threads, options.target)
-    answer = _print_stream(generator.stream(images, prompts, sampling))
-    page = render(generator.trace(prompts[0], answer))
+
+
+def _write_page(path: Path, page: str) -> None:
     try:
         with written_whole(path) as partial:
             partial.write_text(page, encoding="utf-8")
     except OSError as error:
         raise InputError(f"--report: {path} cannot be written ({error.strerror}); name a place with room") from error
     print(printable(f"adtp-run: {path}"), file=sys.stderr)
+
+
+def _check_explanation(options: argparse.Namespace) -> None:
+    if options.explain is None:
+        for name in ("json", "token"):
+            if getattr(options, name) not in (None, False):
+                raise InputError(f"{flag_name(name)} goes with --explain MODEL_DIR; add that, or leave it out")
+    elif options.image is not None:
+        raise InputError(
+            "--explain: attention flow is of prompts of text, and image tokens have no ids; leave --image or --explain out"
+        )
+
+
+def _explained(options: argparse.Namespace, prompts: Sequence[Any], texts: Sequence[str], sampling: Any) -> int:
+    """Print what follows each prompt, and what one of the generated tokens rests on; also write the page, if it is asked for.
+
+    Raises:
+        InputError: MODEL_DIR is not what OUT was exported from, there is no such token, or the page cannot be written.
+    """
+    from ..data.tokenize import strings
+    from ..inference.traced import TracedGenerator
+    from ..pipeline.explain import prompt_explainer
+    from ..report.generated import render
+
+    if options.report is not None:
+        _check_page(options, prompts)
+    generator = TracedGenerator(options.out, options.threads, options.target)
+    flow, tokenizer = prompt_explainer(options.explain, Path(options.out), generator.manifest), generator.tokenizer
+    for text, prompt in zip(texts, prompts):
+        ids = generator.prompt(prompt, None, tokenizer)
+        found = [token for (token,) in generator.tokens([ids], None, sampling) if token is not None]
+        number = _chosen(options.token, len(found))
+        read, answer = [*ids, *found[:number]], tokenizer.decode(found)
+        explained = PromptExplained(
+            tokens=tuple(strings(tokenizer, read)),
+            prompt=len(ids),
+            token=strings(tokenizer, found[number : number + 1])[0] if found else "",
+            flow=tuple(flow(read).tolist()),
+        )
+        _print_explained(options, text, answer, explained)
+        if options.report is not None:
+            _write_page(options.report, render(generator.trace(prompt, answer), explained))
     return 0
+
+
+def _chosen(token: int | None, generated: int) -> int:
+    """Return which generated token is explained; 0 where none is, since what ends a text at once is read off its last token, too."""
+    if token is None or 0 <= token < generated:
+        return token or 0
+    accepted = f"accepted are 0 to {generated - 1}" if generated else "leave it out"
+    raise InputError(f"--token: got {token}, and {generated} tokens were generated; {accepted}")
+
+
+def _print_explained(options: argparse.Namespace, text: str, answer: str, explained: PromptExplained) -> None:
+    """Print an answer and the tokens with the largest flow to one of its tokens; as a line of JSON all tokens."""
+    if options.json:
+        flow = {"token": explained.token, "tokens": explained.tokens, "prompt_tokens": explained.prompt}
+        print_json({"text": text, "generated": answer, "explanation": {**flow, "flow": explained.flow}}, indent=None)
+        return
+    from rich.table import Table
+    from rich.text import Text as Cell
+
+    for name, value in (("text", text), ("generated", answer), ("explained", explained.token or "the end of the text")):
+        print(printable(f"{name}: {value}"))
+    table = Table(*FLOW_HEAD)
+    for row in largest(explained):
+        table.add_row(*(Cell(printable(cell)) for cell in row))
+    rich_console().print(table)
+    print()
 
 
 def said(text: str, with_image: bool) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..model.backbones.base import Backbone
 from ..model.decoder import Decoder
 from ..model.padded import run_padded
 from .flow import capacities, flows
@@ -42,12 +43,18 @@ def prompt_flow(decoder: Decoder, ids: Sequence[int], token: int = -1) -> np.nda
     if not -tokens <= token < tokens:
         raise InputError(f"token: got {token}; the text has {tokens} tokens, so accepted are {-tokens} to {tokens - 1}")
     place = token % tokens
-    layers, text = _Capacities(), torch.tensor([ids[: place + 1]])
-    with torch.no_grad():
-        live = torch.ones_like(text, dtype=torch.bool)
-        run_padded(decoder.backbone, nn.ModuleDict(), text, torch.zeros_like(text), live, layers)
+    layers = attended(decoder.backbone, ids[: place + 1])
     found = flows(layers, np.full(place + 1, len(layers)), range(place + 1), [place])
     return np.concatenate([found, np.zeros(tokens - place - 1)])
+
+
+def attended(backbone: Backbone, ids: Sequence[int]) -> list[np.ndarray]:
+    """Return the capacities ``(n, n)`` of each layer for a text of n tokens; nothing leaves on the way."""
+    layers, text = _Capacities(), torch.tensor([ids])
+    with torch.no_grad():
+        live = torch.ones_like(text, dtype=torch.bool)
+        run_padded(backbone, nn.ModuleDict(), text, torch.zeros_like(text), live, layers)
+    return layers
 
 
 class _Capacities(list[Any]):

@@ -24,6 +24,17 @@ class Explanation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PromptExplained:
+    """What a generated token rests on. tokens: those before it, of the prompt and generated ones; the first `prompt` are of the prompt.
+    token: the generated one, "" where the text ended. flow: the most that can pass from each of `tokens` to where it was read off."""
+
+    tokens: tuple[str, ...]
+    prompt: int
+    token: str
+    flow: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenView:
     """One text as the student read it: its n tokens, and for each the index of the site that dropped it (the number of sites
     if it stayed). scores: by site, what each token that was still there was chosen by, else None. answer: what was predicted, in

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from ..artifacts.checks import checked_file, checked_model
+from ..artifacts.checks import check_arguments, check_target, checked_file, checked_model
 from ..artifacts.manifest import read_manifest
 from ..artifacts.records import PLUGIN
 from ..contract import (
@@ -36,8 +36,8 @@ from ..contract import (
     STEP_MODEL,
     VISION_MODEL,
 )
-from ..data.truncate import unset
-from ..errors import InputError, did_you_mean, ellipsize, quoted
+from ..data.truncate import check_unicode, unset
+from ..errors import InputError, ellipsize, quoted
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
 from .chat import FILE, Chat, read_chat
@@ -79,6 +79,7 @@ class Generator:
     """
 
     def __init__(self, directory: str | os.PathLike[str], threads: int = 0, target: str | None = None) -> None:
+        check_arguments(directory, target, threads)
         self.directory = Path(directory)
         self.manifest = read_manifest(self.directory)
         if self.manifest.checkpoint.get("head") != HEAD_TEXT:
@@ -106,10 +107,7 @@ class Generator:
         if name is None:
             name = f"{default}-{PLUGIN}" if operators_obstacle() is None else default
             name = name if name in targets else next(iter(targets))
-        if name not in targets:
-            raise InputError(
-                f"target: got {quoted(name)}; {self.directory} has {', '.join(targets)}{did_you_mean(name, targets)}"
-            )
+        check_target(name, targets, self.directory)
         files = {f"{part}.onnx": file for part, file in targets[name].details.items() if isinstance(file, str)}
         return targets[name].attention == PLUGIN, {**files, PREFILL_MODEL: targets[name].file}
 
@@ -231,7 +229,7 @@ class Generator:
             positions.append(placed)
         if next(given, None) is not None:
             raise InputError(
-                "there are more features than image tokens; accepted are as many, each (n, H), in the order of the prompts"
+                "there are more features than image tokens; accepted are as many, in the order of the prompts"
             )
         bounds = np.cumsum([0, *map(len, parts)]).astype(np.int32)
         feed = {INPUTS_EMBEDS: np.concatenate(parts), CU_SEQLENS: bounds, IMAGE: np.concatenate(images)}
@@ -282,9 +280,10 @@ class Generator:
         """Turn a prompt into ids; the image token is written in it where the image goes, and there once for each part of the image.
 
         Raises:
-            InputError: there is an image and no place for it, or the reverse, or several places; or messages that are not accepted.
+            InputError: there is an image and no place for it, or the reverse, or several places; or what is not accepted.
         """
         text, special = (text, True) if isinstance(text, str) else self.chat.prompt(text)
+        check_unicode(text)
         ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
         if self.image_token is None:
             return ids

@@ -17,6 +17,11 @@ from .pixels import kernel_of, normalized, resized
 
 LEAST_PIXELS, MOST_PIXELS = 56 * 56, 28 * 28 * 1280
 """Of a picture, where the settings do not say."""
+COLORS = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+"""How colors are shifted, where the settings do not say: as for CLIP."""
 LONGEST = 200
 """Times that a picture may be as long as it is wide, or the reverse."""
 AXES = 3
@@ -37,6 +42,7 @@ def patches_of(
     Raises:
         InputError: a setting or a picture that is not accepted.
     """
+    settings = {**COLORS, **settings}
     patch, merge, temporal = layout["patch"], layout["merge"], layout["temporal"]
     for name, own in (("patch_size", patch), ("merge_size", merge), ("temporal_patch_size", temporal)):
         if (given := settings.get(name, own)) != own:
@@ -60,14 +66,20 @@ def patches_of(
 
 def _limits(settings: Mapping[str, Any]) -> tuple[int, int]:
     """Return the fewest and the most pixels of a picture, as older and newer settings have them."""
-    size = settings.get("size") or {}
-    found = []
+    edges = {"min_pixels", "max_pixels", "shortest_edge", "longest_edge"}
+    size, found = settings.get("size") or {}, []
+    if not isinstance(size, Mapping) or not edges.issuperset(name for name in size if size[name] is not None):
+        raise InputError(
+            f"preprocessor_config.json: got size {quoted(size)}; accepted are shortest_edge and longest_edge, which are the fewest and the "
+            "most pixels of a whole picture"
+        )
     for name, edge, default in (
         ("min_pixels", "shortest_edge", LEAST_PIXELS),
         ("max_pixels", "longest_edge", MOST_PIXELS),
     ):
-        own = size.get(edge) if isinstance(size, Mapping) else size
-        value = next((each for each in (settings.get(name), own) if each is not None), default)
+        value = next(
+            (each for each in (settings.get(name), size.get(edge), size.get(name)) if each is not None), default
+        )
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputError(
                 f"preprocessor_config.json: got {name} {quoted(value)}; accepted are integers from 1 on, such as {default}"

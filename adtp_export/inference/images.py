@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..artifacts.checks import checked_file, checked_model
+from ..artifacts.checks import check_arguments, check_target, checked_file, checked_model
 from ..artifacts.manifest import read_manifest
 from ..contract import HEAD_IMAGES, IMAGE_EMBEDS, IMAGE_FEATURES, IMAGE_KEPT, PIXEL_VALUES
-from ..errors import InputError, check_int, did_you_mean, quoted
+from ..errors import InputError, check_int
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine
 from .pixels import SETTINGS, pixel_values, read_picture, read_settings
@@ -46,6 +46,7 @@ class ImageEncoder:
     """
 
     def __init__(self, directory: str | os.PathLike[str], threads: int = 0, target: str | None = None) -> None:
+        check_arguments(directory, target, threads)
         self.directory = Path(directory)
         self.manifest = read_manifest(self.directory)
         if self.manifest.checkpoint.get("head") != HEAD_IMAGES:
@@ -55,10 +56,7 @@ class ImageEncoder:
             )
         targets = self.manifest.targets
         self.target = next(iter(targets)) if target is None else target
-        if self.target not in targets:
-            raise InputError(
-                f"target: got {quoted(self.target)}; {self.directory} has {', '.join(targets)}{did_you_mean(self.target, targets)}"
-            )
+        check_target(self.target, targets, self.directory)
         config = read_json(checked_file(self.directory, self.manifest, "config.json"))
         try:
             own = config["adtp"]
@@ -83,32 +81,44 @@ class ImageEncoder:
             InputError: a picture that cannot be read, or no list of them.
             MissingDependencyError: a file needs Pillow.
         """
-        found = [answer[IMAGE_EMBEDS] for answer in self._answers(images, batch_size)]
+        found = [vectors for vectors, _ in self.stream(images, batch_size=batch_size)]
         vectors = np.concatenate(found) if found else np.zeros((0, self.vector_size), np.float32)
         return unit(vectors) if normalize else vectors
 
     def encode_tokens(self, images: Sequence[object], *, batch_size: int = DEFAULT_PICTURES) -> Kept:
         """Return the tokens of pictures that DivPrune leaves, as a projector of LLaVA's kind reads them; arguments and errors are those of
         `encode_images`."""
+        self.check_keeps()
+        found = [kept for _, kept in self.stream(images, batch_size=batch_size) if kept is not None]
+        if not found:
+            raise InputError("images: got none; accepted is at least one picture")
+        return Kept(*map(np.concatenate, zip(*found)))
+
+    def check_keeps(self) -> None:
+        """Raises InputError unless the export has tokens that stay."""
         if not self.kept_tokens:
             raise InputError(
                 f"{self.directory} gives a vector for each picture alone; for tokens export again with --pruning divprune"
             )
-        found = list(self._answers(images, batch_size))
-        if not found:
-            raise InputError("images: got none; accepted is at least one picture")
-        return Kept(*(np.concatenate([answer[name] for answer in found]) for name in (IMAGE_FEATURES, IMAGE_KEPT)))
 
     def _find(self, name: str) -> Path | None:
         return checked_file(self.directory, self.manifest, name) if name in self.manifest.files else None
 
-    def _answers(self, images: Sequence[object], batch_size: int) -> Iterator[Mapping[str, np.ndarray]]:
+    def stream(
+        self, images: Sequence[object], *, batch_size: int = DEFAULT_PICTURES
+    ) -> Iterator[tuple[np.ndarray, Kept | None]]:
+        """Yield for each batch its vectors, not normalized, and the tokens that stay, if the export has these.
+
+        Each picture is read once. Arguments and errors are those of `encode_images`.
+        """
         check_int("batch_size", batch_size, 1)
-        alone = isinstance(images, np.ndarray) and images.ndim < 4
-        if alone or isinstance(images, (str, bytes, os.PathLike)) or hasattr(images, "convert"):
+        one = hasattr(images, "convert") or getattr(images, "ndim", 4) < 4
+        if one or isinstance(images, (str, bytes, os.PathLike)):
             raise InputError(
                 f"images: got {type(images).__name__} alone; accepted is a list of pictures, such as [image]"
             )
+        if isinstance(images, Mapping) or not hasattr(images, "__getitem__"):
+            raise InputError(f"images: got {type(images).__name__}; accepted is a list of pictures")
         settings = read_settings(self._find)
         if settings is None:
             raise InputError(f"{self.directory} has no {SETTINGS}; put it beside the checkpoint and export again")
@@ -116,7 +126,9 @@ class ImageEncoder:
             pictures = [
                 pixel_values(read_picture(each), settings, self._side) for each in images[begin : begin + batch_size]
             ]
-            yield self._engine.run({PIXEL_VALUES: np.stack(pictures)})
+            found = self._engine.run({PIXEL_VALUES: np.stack(pictures)})
+            kept = Kept(found[IMAGE_FEATURES], found[IMAGE_KEPT]) if self.kept_tokens else None
+            yield found[IMAGE_EMBEDS], kept
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

@@ -55,18 +55,18 @@ def read_picture(picture: object) -> np.ndarray:
     try:
         if isinstance(picture, (str, os.PathLike)):
             path = Path(picture)
-            picture = np.load(path, allow_pickle=False) if path.suffix == ".npy" else _opened(path)
+            picture = np.load(path, allow_pickle=False) if path.suffix.lower() == ".npy" else _opened(path)
         elif hasattr(picture, "convert"):
             picture = _on_white(picture, name)
+        array = np.asarray(picture)
     except (InputError, MissingDependencyError):
         raise
     except Exception as error:  # Pillow raises many kinds for damaged files
         raise InputError(f"{name} is no picture that can be read: {ellipsize(str(error))}") from error
-    array = np.asarray(picture)
     if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or 0 in array.shape:
         raise InputError(
-            f"got a picture of the shape {array.shape} and the type {array.dtype}; accepted are arrays (height, width, 3) of uint8, and "
-            "files. A video is several pictures; give one of them"
+            f"{name} is a picture of the shape {array.shape} and the type {array.dtype}; accepted are arrays (height, width, 3) of uint8, "
+            "and files. A video is several pictures; give one of them"
         )
     return array
 
@@ -124,13 +124,24 @@ def pixel_values(picture: np.ndarray, settings: Mapping[str, Any], side: int) ->
                 f"preprocessor_config.json: got size {quoted(wanted)}; accepted is shortest_edge, or height and width"
             )
         picture = resized(picture, size[0], size[1], kernel)
-    height, width = picture.shape[:2]
-    if min(height, width) < side or (not settings.get("do_center_crop", True) and (height, width) != (side, side)):
+    return normalized(_cut(picture, settings, side), settings)
+
+
+def _cut(picture: np.ndarray, settings: Mapping[str, Any], side: int) -> np.ndarray:
+    """Return the middle of a picture, ``(side, side, 3)``; raises InputError where the settings make pictures of another size."""
+    made = height, width = picture.shape[:2]
+    size, crop = settings.get("size"), settings.get("crop_size")
+    square = isinstance(size, Mapping) and size.get("height") is not None  # SigLIP's processor cuts nothing
+    if settings.get("do_center_crop", crop is not None or not square):
+        edges = size_of({} if crop is None else settings, "crop_size", {"height": side, "width": side})
+        edge = edges.get("shortest_edge", 0)
+        made = min(height, edges.get("height", edge)), min(width, edges.get("width", edge))
+    if made != (side, side):
         raise InputError(
-            f"preprocessor_config.json makes pictures of {height} x {width}; the model takes {side} x {side}"
+            f"preprocessor_config.json makes pictures of {made[0]} x {made[1]}; the model takes {side} x {side}"
         )
     top, left = (height - side) // 2, (width - side) // 2
-    return normalized(picture[top : top + side, left : left + side], settings)
+    return picture[top : top + side, left : left + side]
 
 
 def size_of(settings: Mapping[str, Any], name: str, default: Mapping[str, int]) -> dict[str, int]:
@@ -163,8 +174,8 @@ def _mean_and_std(settings: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 def kernel_of(settings: Mapping[str, Any], default: int = BICUBIC) -> int:
     """Return the number of what weighs pixels; raises InputError for one that is not accepted."""
-    kernel: int = settings.get("resample", default)
-    if kernel not in _KERNELS:
+    kernel = settings.get("resample", default)
+    if type(kernel) is not int or kernel not in _KERNELS:
         raise InputError(
             f"preprocessor_config.json: got resample {quoted(kernel)}; accepted are {BICUBIC}, bicubic, {BILINEAR}, bilinear, and "
             f"{LANCZOS}, Lanczos"

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from ..artifacts.checks import checked_model
+from ..artifacts.checks import check_arguments, checked_model
 from ..artifacts.hub import located
 from ..artifacts.manifest import read_manifest
-from ..contract import END_LOGITS, HEAD_IMAGES, HEAD_SPANS, HEAD_TEXT, KEPT_SITE, MAX_THREADS, OUTPUTS, START_LOGITS
+from ..contract import END_LOGITS, HEAD_IMAGES, HEAD_SPANS, HEAD_TEXT, KEPT_SITE, OUTPUTS, START_LOGITS
 from ..data.readers import Text
 from ..data.sides import DOCUMENT
 from ..data.tokenize import Batch, TokenizedText, check_batch, encode
 from ..data.windows import TextWithOffsets, encode_placed
-from ..errors import AdtpError, InputError, check_int, needs_extras
+from ..errors import AdtpError, InputError, needs_extras
 from ..runtimes import Engine
 from ..targets.choice import PRECISION, choose
 from ..targets.sizes import open_with_sizes, sizes_of
@@ -47,7 +47,7 @@ class Session:
         prefer: str = PRECISION,
         check_hashes: bool = True,
     ) -> None:
-        _check_arguments(directory, target, threads)
+        check_arguments(directory, target, threads)
         here = located(directory)
         lasting = Path(here).absolute() if here is directory else directory  # the name of a repository of the Hub
         self._asked = (lasting, target, threads, prefer, check_hashes)
@@ -209,11 +209,3 @@ def put_before(prompt: str, texts: Sequence[Text]) -> Sequence[Text]:
     if not prompt:
         return texts
     return [prompt + text if isinstance(text, str) else (prompt + text[0], text[1]) for text in texts]
-
-
-def _check_arguments(directory: object, target: object, threads: object) -> None:
-    if not isinstance(directory, (str, os.PathLike)):
-        raise InputError(f"directory: got {type(directory).__name__}; accepted is a path")
-    if not isinstance(target, (str, type(None))):
-        raise InputError(f"target: got {type(target).__name__}; accepted is a target's name, or None")
-    check_int("threads", threads, 0, MAX_THREADS)

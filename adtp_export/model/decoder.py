@@ -139,18 +139,18 @@ class Decoder:
         return spread_over(round(self.image_tokens**0.5))
 
 
-def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> Decoder:
+def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None, *, allow_pickle: bool = False) -> Decoder:
     """Load a model in fp32.
 
     Args:
-        pruning: `method` and its settings; None: the field `pruning` of `config.json`, or none.
+        pruning: `method` and its settings; None: the field `pruning` of `config.json`, or none. allow_pickle: as `export` has it.
 
     Raises:
         InputError: anything missing, malformed or not accepted; the message names it.
     """
     raw = read_config(directory)
     path = directory / "config.json"
-    weight_files(directory, allow_pickle=False)
+    weight_files(directory, allow_pickle)
     pruning = raw.get("pruning") if pruning is None else pruning
     has_images = raw["model_type"] in KINDS
     config = _configuration(raw, path, has_images)
@@ -173,7 +173,8 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
             f"{path}: an image has {count} tokens, and the model reads {family.max_tokens(text)}; accepted are models with room for text"
         )
     stages, kept = _what_leaves(pruning, raw, path, text.num_hidden_layers, count) if pruning is not None else ((), 0)
-    model = load_model(directory, config, AutoModelForImageTextToText if has_images else AutoModelForCausalLM)
+    kind = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
+    model = load_model(directory, config, kind, allow_pickle)
     return Decoder(
         directory=directory,
         raw_config=raw,
@@ -195,9 +196,10 @@ def _what_leaves(
     layout = KINDS[raw["model_type"]].layout
     if pruning.get("method") == DIVPRUNE:
         if layout != SQUARE:
+            shape = "any size" if layout == GRID else "several tiles"
             raise InputError(
                 f"{path}: {DIVPRUNE} chooses among the tokens of one tile, and pictures of a {quoted(raw['model_type'])} model have "
-                "several tiles, or any size; accepted are stages, such as those of btp"
+                f"{shape}; accepted are stages, such as those of btp-qwen"
             )
         return (), read_kept(pruning, count)
     stages = read_stages(pruning, layers, count)
@@ -232,7 +234,7 @@ def _configuration(raw: Mapping[str, Any], path: Path, has_images: bool) -> Any:
         raise InputError(f"{path} does not describe a model: {ellipsize(repr(error))}") from error
 
 
-def load_model(directory: Path, config: Any, kind: Any) -> Any:
+def load_model(directory: Path, config: Any, kind: Any, allow_pickle: bool = False) -> Any:
     """Load weights in fp32; raises InputError where these are not those of the configuration."""
     shows = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -241,7 +243,7 @@ def load_model(directory: Path, config: Any, kind: Any) -> Any:
             directory,
             config=config,
             dtype=torch.float32,
-            use_safetensors=True,
+            use_safetensors=None if allow_pickle else True,
             local_files_only=True,
             output_loading_info=True,
         )

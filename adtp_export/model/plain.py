@@ -66,6 +66,8 @@ def with_format(raw: Mapping[str, Any], path: Path, head: str | None = None) -> 
 def check_code(raw: Mapping[str, Any], path: Path) -> None:
     """Raises InputError for a configuration of a model whose code is not transformers' own; says which class of transformers it has."""
     kind = raw.get("model_type")
+    if isinstance(kind, (dict, list)):
+        raise InputError(f"{path}: model_type is {quoted(kind)}; accepted is the name of one")
     if (native := _native(raw)) is not None:
         family, name, sign = native
         since = ".".join(map(str, registry.backbone(family).since))

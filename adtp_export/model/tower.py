@@ -146,18 +146,19 @@ class EmbeddedDiverse(Diverse):
         return (embeds, *self.choose(tokens))
 
 
-def load_tower(directory: Path, pruning: Mapping[str, Any] | None = None) -> Tower:
+def load_tower(directory: Path, pruning: Mapping[str, Any] | None = None, *, allow_pickle: bool = False) -> Tower:
     """Load a model in fp32.
 
     Args:
-        pruning: `method`, which is DivPrune, and its settings; None: the field `pruning` of `config.json`, or none.
+        pruning: `method`, which is DivPrune, and its settings; None: the field `pruning` of `config.json`, or none. allow_pickle: as
+            `export` has it.
 
     Raises:
         InputError: anything missing, malformed or not accepted; the message names it.
     """
     raw, path = read_config(directory), directory / "config.json"
     is_tower(raw, path)
-    weight_files(directory, allow_pickle=False)
+    weight_files(directory, allow_pickle)
     pruning = raw.get("pruning") if pruning is None else pruning
     try:
         config = AutoConfig.for_model(**{name: value for name, value in raw.items() if name != "pruning"})
@@ -171,7 +172,7 @@ def load_tower(directory: Path, pruning: Mapping[str, Any] | None = None) -> Tow
             f"{path}: vision_use_head is false, so there is no vector of a picture; accepted are towers that pool their states"
         )
     kept, layers, leaves_first_out = _what_stays(pruning, vision, path)
-    model = load_model(directory, config, getattr(transformers, architectures(raw)[0]))
+    model = load_model(directory, config, getattr(transformers, architectures(raw)[0]), allow_pickle)
     return Tower(
         directory=directory,
         raw_config=raw,

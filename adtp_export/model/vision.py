@@ -203,9 +203,8 @@ class Qwen2Vl(Vision):
     def tokens(cls, config: Any, path: Path) -> int:
         """Return the tokens of a picture of middling size: others have others."""
         vision = config.vision_config
-        fields = {name: getattr(vision, name) for name in ("patch_size", "spatial_merge_size", "temporal_patch_size")}
-        for name, value in fields.items():
-            if not isinstance(value, int) or value < 1:
+        for name in ("patch_size", "spatial_merge_size", "temporal_patch_size", "num_heads"):
+            if not isinstance(value := getattr(vision, name), int) or value < 1:
                 raise InputError(f"{path}: vision_config.{name} is {quoted(value)}; accepted are integers from 1 on")
         width = getattr(vision, "embed_dim", None) or vision.hidden_size
         if width % (4 * vision.num_heads):

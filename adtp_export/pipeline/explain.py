@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..artifacts.records import Manifest
+from ..artifacts.records import Manifest, sha256
 from ..contract import HEAD_SPANS
 from ..data.tokenize import pad
 from ..errors import InputError, needs_extras
@@ -37,11 +37,7 @@ def explainer(
     from ..imports import open_checkpoint, options_for
 
     checkpoint = open_checkpoint(model_dir, options_for(model_dir, manifest.checkpoint, allow_pickle))
-    if checkpoint.sha256 != manifest.checkpoint["sha256"]:
-        raise InputError(
-            f"--explain: {model_dir} is not the checkpoint that {out} was exported from; give that one, or export this one with "
-            f"adtp-export {model_dir} --out {out} --force"
-        )
+    _check_same(checkpoint.sha256, model_dir, out, manifest)
     student = checkpoint.student
     if list(student.site_names) != manifest.checkpoint["prune_sites"]:
         raise InputError(
@@ -54,3 +50,27 @@ def explainer(
         return explain(student, pad([text.row], pad_id, student.input_names), np.array(asked))
 
     return explained
+
+
+@needs_extras("explaining answers (--explain)")
+def prompt_explainer(model_dir: Path, out: Path, manifest: Manifest) -> Callable[[Sequence[int]], np.ndarray]:
+    """Return a function that takes the ids of a text, and gives the flow from each to the last, ``(n,)`` in fp64.
+
+    Args and errors: as of `explainer`, for a model that generates text.
+    """
+    from ..explain.prompt import prompt_flow
+    from ..model.checkpoint import weight_files
+    from ..model.decoder import load_decoder
+
+    decoder = load_decoder(model_dir)
+    hashed = sha256(model_dir / "config.json", *weight_files(model_dir, allow_pickle=False))
+    _check_same(hashed, model_dir, out, manifest)
+    return lambda ids: prompt_flow(decoder, ids)
+
+
+def _check_same(hashed: str, model_dir: Path, out: Path, manifest: Manifest) -> None:
+    if hashed != manifest.checkpoint["sha256"]:
+        raise InputError(
+            f"--explain: {model_dir} is not the checkpoint that {out} was exported from; give that one, or export this one with "
+            f"adtp-export {model_dir} --out {out} --force"
+        )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..artifacts.directory import OutputDirectory, writing
 from ..contract import GRID, HEAD_TEXT
-from ..data.truncate import unset
+from ..data.truncate import check_unicode, unset
 from ..errors import InputError, ellipsize, quoted
 from ..inference.chat import read_chat
 from ..inference.pixels import SETTINGS, read_picture, read_settings
@@ -65,7 +65,7 @@ def calibrate(source: Path, out: Path, force: bool, request: Request, steps: Ste
             progress(number + 1, len(pictures))
     cosines = torch.stack(measured).mean(0).tolist()
     found = drops(cosines)
-    settings["stages"] = _placed(settings["stages"], found)
+    settings["stages"] = _placed(settings["stages"], found, cosines)
     calibration = {
         "pictures": [path.name for path in pictures],
         "text": request.text,
@@ -95,10 +95,13 @@ def _settings(source: Path, request: Request) -> dict[str, Any]:
     """
     raw = read_config(source)
     check_images(raw, source / "config.json")
-    if (kind := raw.get("model_type")) not in KINDS:
+    kinds = [name for name, vision in KINDS.items() if vision.layout != GRID]
+    if (kind := raw.get("model_type")) not in kinds:
+        why = "reads no images"
+        if kind in KINDS:
+            why = "keeps pictures whole (name the layers of the stages in a JSON file, and give that to adtp-export --pruning)"
         raise InputError(
-            f"--calibrate-images: {source} holds a {quoted(kind)} model, which reads no images; accepted are the model types "
-            f"{', '.join(KINDS)}"
+            f"--calibrate-images: {source} holds a {quoted(kind)} model, which {why}; accepted are the model types {', '.join(kinds)}"
         )
     own = raw.get("pruning")
     settings = dict(own) if isinstance(own, dict) else {"method": "btp"}
@@ -108,10 +111,12 @@ def _settings(source: Path, request: Request) -> dict[str, Any]:
     accepted = [name for name, stage in METHODS.items() if issubclass(stage, BtpStage)]
     if method not in accepted:
         raise InputError(
-            f"--calibrate-images chooses layers for {' and '.join(accepted)}; got the method {quoted(method)}"
+            f"--calibrate-images chooses layers for {' and '.join(accepted)}; got the method {quoted(method)}. Type one of them behind "
+            "--pruning, or a JSON file with one of them and its stages"
         )
     stages = settings.get("stages", PRESETS[method])
-    layers = (raw.get("text_config") or {}).get("num_hidden_layers")
+    text = raw.get("text_config")
+    layers = text.get("num_hidden_layers") if isinstance(text, dict) else None
     if isinstance(layers, int) and isinstance(stages, list) and len(stages) > most_drops(layers):
         raise InputError(
             f"--calibrate-images: got {len(stages)} stages for a model of {layers} layers, in which the cosine can drop "
@@ -140,13 +145,14 @@ def chosen_pictures(folder: Path, most: int) -> list[Path]:
     return [found[i * len(found) // count] for i in range(count)]
 
 
-def _placed(stages: Sequence[dict[str, Any]], found: Sequence[Drop]) -> list[dict[str, Any]]:
-    """Return stages before the layers of the deepest drops; raises InputError where there are fewer drops."""
+def _placed(stages: Sequence[dict[str, Any]], found: Sequence[Drop], cosines: Sequence[float]) -> list[dict[str, Any]]:
+    """Return stages before the layers of the deepest drops; raises InputError where there are fewer drops, and shows what was measured."""
     if len(found) < len(stages):
         told = f"before the layers {', '.join(str(each.layer) for each in found)} alone" if found else "nowhere"
         raise InputError(
             f"--calibrate-images: the cosine drops {told}, and there are {len(stages)} stages; name a JSON file with fewer stages "
-            "(--pruning), or choose layers of your own there and give that file to adtp-export --pruning"
+            "(--pruning), or choose layers of your own there and give that file to adtp-export --pruning. "
+            "The cosines of the layers from 0 on: " + ", ".join(f"{each:.4f}" for each in cosines)
         )
     return [{**each, "layer": layer} for each, layer in zip(stages, deepest(found, len(stages)))]
 
@@ -160,12 +166,8 @@ class Prompts:
     """
 
     def __init__(self, decoder: Decoder, text: str) -> None:
+        check_unicode(text)
         self.decoder, self.directory = decoder, decoder.directory
-        if decoder.pictures["layout"] == GRID:
-            raise InputError(
-                f"--calibrate-images: pictures of {quoted(decoder.raw_config['model_type'])} models stay whole; accepted are models that "
-                "read squares or tiles. Name the layers of the stages in a JSON file (--pruning)"
-            )
         self.vision = decoder.vision()
         assert decoder.image_token is not None
         self.image_token = decoder.image_token
@@ -208,7 +210,11 @@ class Prompts:
     def states(self, path: Path) -> tuple[Tensor, Tensor]:
         """Return the states ``(T, H) fp32`` of a picture's prompt, and which are of the picture, ``(T,) bool``."""
         decoder, marker = self.decoder, self.marker
-        ready = prepared(read_picture(path), self.settings, decoder.pictures, decoder.image_size, marker)
+        picture = read_picture(path)
+        try:
+            ready = prepared(picture, self.settings, decoder.pictures, decoder.image_size, marker)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
         ids = self._ids(ready)
         is_image = ids.eq(self.image_token)
         with torch.no_grad():
@@ -250,11 +256,14 @@ class CalibratedDirectory(OutputDirectory):
 
 
 def _write(source: Path, work: Path, record: dict[str, Any]) -> None:
-    """Copy a checkpoint, and write its configuration with settings of pruning, and what these rest on."""
+    """Copy a checkpoint, and write its configuration with settings of pruning, and what these rest on.
+
+    JSON is written in ASCII, because names of files need not be valid Unicode.
+    """
     names = [path.name for path in weight_files(source, allow_pickle=False)]
     for name in (*names, INDEX, *COMPANIONS):
         if (source / name).is_file():
             shutil.copyfile(source / name, work / name)
     fields = {**read_json(source / "config.json"), "pruning": record["pruning"]}
     for name, document in (("config.json", fields), (RECORD, record)):
-        (work / name).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        (work / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..explain.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE, Explanation
+from ..explain.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE, Explanation, PromptExplained
 
 HEAD = ("token", "attribution", "kept", "flow", "passed")
+FLOW_HEAD, LARGEST = ("token", "place", "part of", "flow"), 10
+"""Columns of the tokens that a generated token rests on most, and how many are shown."""
 
 
 def in_words(figures: Mapping[str, float]) -> str:
@@ -40,3 +42,12 @@ def rows(tokens: Sequence[str], explanation: Explanation, sites: Sequence[str]) 
         way = ("", "") if flow is None or flowed is None else (f"{flow:.2f}", f"{flowed:.0%}")
         found.append((token, f"{share:.1%}", kept, *way))
     return found
+
+
+def largest(explained: PromptExplained) -> list[tuple[str, ...]]:
+    """Return a row for each of the tokens with the largest flow, largest first, with the columns of `FLOW_HEAD`."""
+    order = sorted(range(len(explained.flow)), key=lambda i: -explained.flow[i])[:LARGEST]
+    return [
+        (explained.tokens[i], str(i), "prompt" if i < explained.prompt else "answer", f"{explained.flow[i]:.3f}")
+        for i in order
+    ]

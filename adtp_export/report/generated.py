@@ -9,12 +9,15 @@ from html import escape
 
 import numpy as np
 
+from ..explain.records import PromptExplained
 from ..inference.traced import Drawn, Entering, Trace
+from .explained import FLOW_HEAD, largest
 from .html import page, section, table
+from .texts import shaded
 
 
-def render(trace: Trace) -> str:
-    """Return the page; pictures are inside, so it needs no other file."""
+def render(trace: Trace, explained: PromptExplained | None = None) -> str:
+    """Return the page; pictures are inside, so it needs no other file. explained: None leaves that section out."""
     answer = f"<div class=said>{escape(trace.answer)}</div>"
     return page(
         escape(f"{trace.model}: {trace.answer[:60]}"),
@@ -22,6 +25,7 @@ def render(trace: Trace) -> str:
             _head(trace),
             section("Prompt", f"<div class=said>{escape(trace.prompt)}</div>"),
             section("Answer", answer),
+            section("What a token rests on", _flow(explained)) if explained else "",
             section("What stayed of the picture", _picture(trace)),
             section("Tokens and cache", _cache(trace)),
             section("Times of this run", _times(trace)),
@@ -85,6 +89,17 @@ def _picture(trace: Trace) -> str:
         )
     stages = "".join(_stage(trace, drawn, number) for number in range(len(trace.entering)))
     return f"{told}<svg class=sources><defs>{sources}</defs></svg><div class=charts>{stages}</div>"
+
+
+def _flow(explained: PromptExplained) -> str:
+    token = f"the generated token <code>{escape(explained.token)}</code>" if explained.token else "the end of the text"
+    tips = [f"flow {value:.3f}" for value in explained.flow]
+    rows = [(f"<code>{escape(row[0])}</code>", *row[1:]) for row in largest(explained)]
+    return (
+        f"<p>Attention flow to {token} from each token before it: the most that can pass along the attention of all layers. "
+        "The stronger its colour, the larger the flow.</p>"
+        f"<figure><div class='text rests'>{shaded(explained.tokens, explained.flow, tips)}</div></figure>{table(FLOW_HEAD, rows)}"
+    )
 
 
 def _stage(trace: Trace, drawn: Drawn, number: int) -> str:

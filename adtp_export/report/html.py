@@ -9,7 +9,7 @@ from typing import Any
 
 from ..artifacts.records import Manifest
 from ..explain.records import HELD, Views
-from .names import names, share, statuses
+from .names import names, shapes, share, statuses
 from .plot import COLOURS, X_BEGIN, X_END, Y_END, Plot, decades, log_scale, speedup_by_retention
 from .targets import FILE, STATUS, TARGET, Group, groups
 from .texts import texts
@@ -175,8 +175,8 @@ def _head(manifest: Manifest, views: Views | None) -> str:
     sites = ", ".join(checkpoint["prune_sites"]) or "none"
     return (
         f"<header>\n<h1>{escape(str(checkpoint['name']))}</h1>\n<p>Checkpoint <code>{escape(checkpoint['sha256'][:16])}</code>, "
-        f"stored as {escape(checkpoint['stored_dtype'])}; prune sites {escape(sites)}; batch {manifest.profile['batch']}, "
-        f"sequence {manifest.profile['seq']}.</p>\n<div class=tiles>{tiles}</div>\n</header>\n"
+        f"stored as {escape(checkpoint['stored_dtype'])}; prune sites {escape(sites)}; {shapes(manifest)}.</p>"
+        f"\n<div class=tiles>{tiles}</div>\n</header>\n"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..artifacts.records import Manifest, Target
 from ..errors import printable
 from .explained import in_words
-from .names import names, statuses
+from .names import names, shapes, statuses
 from .targets import FILE, TARGET, groups
 
 
@@ -21,7 +21,7 @@ def render(manifest: Manifest) -> str:
         "",
         f"Exported by adtp-export {manifest.versions['adtp-export']}. Checkpoint sha256 `{checkpoint['sha256'][:16]}`, "
         f"stored as {checkpoint['stored_dtype']}, prune sites {sites}. "
-        f"ShapeRange: batch {manifest.profile['batch']}, sequence {manifest.profile['seq']}.",
+        f"Shapes: {shapes(manifest)}.",
         "",
         "## Targets",
         "",

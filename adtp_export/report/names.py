@@ -73,6 +73,14 @@ def names(manifest: Manifest) -> Names:
     return NAMES[manifest.checkpoint["head"]]
 
 
+def shapes(manifest: Manifest) -> str:
+    """Return for what inputs the files are."""
+    batch, seq = manifest.profile["batch"], manifest.profile["seq"]
+    if manifest.checkpoint["head"] == HEAD_IMAGES:
+        return f"pictures of {seq.max} x {seq.max}"
+    return f"batch {batch}, sequence {seq}"
+
+
 def share(value: float) -> str:
     """Return a share in percent. What is not all of it does not read so."""
     text = f"{value:.2%}"

@@ -58,11 +58,16 @@ def _text(view: TokenView, sites: Sequence[str]) -> str:
 
 def _attribution(tokens: Sequence[str], explained: Explanation) -> str:
     """Return the row of tokens, coloured by how much rests on them."""
-    most = max(explained.attribution) or 1.0
+    return shaded(tokens, explained.attribution, [f"{share:.1%} of the attribution" for share in explained.attribution])
+
+
+def shaded(tokens: Sequence[str], values: Sequence[float], tips: Sequence[str]) -> str:
+    """Return a row of tokens, each coloured by its value against the largest, and what is told of it."""
+    most = max(values) or 1.0
     spans = ""
-    for token, share in zip(tokens, explained.attribution):
+    for token, value, tip in zip(tokens, values, tips):
         word, space, glued = _word(token)
-        shade = f"style='--a:{100 * share / most:.0f}%' tabindex=0 data-tip='{share:.1%} of the attribution'"
+        shade = f"style='--a:{100 * value / most:.0f}%' tabindex=0 data-tip='{escape(tip)}'"
         spans += f"{space}<span class='t a{glued}' {shade}>{escape(word)}</span>"
     return f"<div class='text rests'>{spans}</div>"
 

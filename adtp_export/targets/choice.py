@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..artifacts.checks import check_target
 from ..artifacts.records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, PLUGIN, UNVERIFIED, VERIFIED, Manifest, Target
 from ..contract import LINEAR
 from ..environment import fingerprint, machine
@@ -56,11 +57,8 @@ def choose(manifest: Manifest, wanted: str | None, prefer: str, directory: Path,
     if prefer not in PREFERENCES:
         hint = did_you_mean(prefer, PREFERENCES) if isinstance(prefer, str) else ""
         raise InputError(f"prefer: got {quoted(prefer)}; accepted are {' and '.join(PREFERENCES)}{hint}")
-    if wanted is not None and wanted not in targets:
-        raise InputError(
-            f"target: got {quoted(wanted)}; {directory} has {', '.join(targets)}{did_you_mean(wanted, targets)}"
-        )
     if wanted is not None:
+        check_target(wanted, targets, directory)
         here = runnable(targets)
         if wanted not in here:
             why = f" ({obstacle})" if (obstacle := _plugin_obstacle(wanted)) else ""

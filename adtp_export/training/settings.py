@@ -119,14 +119,14 @@ class TrainOptions(Options):
         "which tokens are worth keeping: integrated-gradients of the teacher, or gradient-difference, the teacher's gradient norms minus "
         "the student's (LeaF)", LOSS, choices=ATTRIBUTIONS)
     mask: str = option(MASK_NONE,
-        "tokens that are removed from a text on which the student is wrong and its teacher right, as it learns from that text once more: "
-        "those lowest by --attribution, with gradient-difference LeaF's confounding tokens; or random ones", LOSS,
+        "learn a text that the student gets wrong and its teacher right once more, without some tokens: those of lowest --attribution, "
+        "which with gradient-difference are LeaF's confounding tokens; or random ones", LOSS,
         choices=(MASK_NONE, MASK_ATTRIBUTION, MASK_RANDOM))
     mask_share: float = option(0.1,
-        "share of the tokens of a text that --mask removes, at least one; the first and the last stay", LOSS,
+        "share of a text's tokens that --mask removes, at least one; the first and the last stay", LOSS,
         within=Range(1e-3, 0.9, "from 0.001 to 0.9, as a mask of every token leaves nothing to learn from"))
     mask_weight: float = option(1.0,
-        "weight of the loss of a masked text; 1 counts it as one more row of its batch", LOSS, within=POSITIVE)
+        "weight of a masked text in the loss; with 1 it counts as one more row of its batch", LOSS, within=POSITIVE)
     ig_steps: int = option(1, "number m of steps of integrated gradients", LOSS, within=COUNT)
     teacher_dimensions: float = option(0.9,
         "share of hidden dimensions that the teacher's attribution keeps: the largest of each token",
@@ -210,27 +210,26 @@ class TrainOptions(Options):
             )
 
     def _check_mask(self) -> None:
-        """Raises InputError for a mask that has no teacher, no loss or no attribution, or for settings of one that is not wanted."""
+        """Raises InputError for a mask without a teacher or a loss, and for settings of a mask that is not wanted."""
+        names = ["mask_share", "mask_weight"] if self.mask == MASK_NONE else []
+        if self.method == "layers" and self.mask != MASK_ATTRIBUTION:
+            names += ["attribution", "ig_steps", "teacher_dimensions"]
+        needed = f"--mask {MASK_ATTRIBUTION}" if self.mask == MASK_RANDOM else "--mask"
+        defaults = {known.name: known.default for known in dataclasses.fields(self)}
+        for name in names:
+            if (value := getattr(self, name)) != defaults[name]:
+                raise InputError(
+                    f"{flag_name(name)}: got {quoted(value)}, which nothing uses without {needed}; give that or leave this out"
+                )
         if self.mask == MASK_NONE:
-            names = ["mask_share", "mask_weight"]
-            names += ["attribution", "ig_steps", "teacher_dimensions"] if self.method == "layers" else []
-            defaults = {known.name: known.default for known in dataclasses.fields(self)}
-            for name in names:
-                if (value := getattr(self, name)) != defaults[name]:
-                    raise InputError(
-                        f"{flag_name(name)}: got {quoted(value)}, which nothing uses without --mask; give one or leave it out"
-                    )
-        elif "teacher" in self.left_out:
+            return
+        if "teacher" in self.left_out:
             raise InputError(
                 f"--mask {self.mask} is for texts that the teacher answers rightly, and --ablate teacher has none; leave one of them out"
             )
-        elif not (self.weights["ce"] or self.weights["logit"]):
+        if not (self.weights["ce"] or self.weights["logit"]):
             raise InputError(
                 f"--mask {self.mask}: masked texts have the terms ce and logit; leave one in, with a weight above 0"
-            )
-        elif self.mask == MASK_RANDOM and self.method == "layers" and self.attribution != INTEGRATED_GRADIENTS:
-            raise InputError(
-                f"--attribution: got {quoted(self.attribution)}; --mask random draws tokens. Leave one of them out"
             )
 
     @property

@@ -22,7 +22,7 @@ from .methods import for_method
 from .methods.base import Method
 from .methods.masking import check_teacher
 from .models import load_teacher, make_student
-from .settings import INTEGRATED_GRADIENTS, LOSS_OF_TEACHER, MASK_NONE, MASK_RANDOM
+from .settings import INTEGRATED_GRADIENTS, LOSS_OF_TEACHER, MASK_NONE
 from .task import Task
 from .trainer import Audience, Stage, run_stage
 
@@ -122,7 +122,7 @@ def train_student(
     """
     settings = task.settings
     if settings.mask != MASK_NONE:
-        check_teacher(task.parts["train"], settings.mask == MASK_RANDOM)
+        check_teacher(task.parts["train"], settings.mask)
     student = make_student(teacher, settings, task.objective.head)
     if start is not None:
         student.load_state_dict(start, strict=False)  # one of the two may have a pruner
@@ -153,7 +153,7 @@ def train_student(
     model.finish()
     if settings.mask != MASK_NONE and not model.masked:
         audience.note(
-            f"--mask {settings.mask} masked no text: up to the checkpoint that was kept, the student answered each training row rightly "
-            "that its teacher did, or it has no token between its ends. There was no difference to learn from; leave --mask out"
+            f"--mask {settings.mask} masked no text. Up to the checkpoint that was kept, the student was right wherever its teacher was, "
+            "or the text had no token between its first and its last. There was nothing to learn from masks: leave --mask out"
         )
     return model.eval()

@@ -38,10 +38,9 @@ def draw_prompts(decoder: Decoder, steps: int) -> list[Prompt]:
     if decoder.image_token is None:
         return [Prompt(text(n), torch.zeros(n, dtype=torch.bool)) for n in LENGTHS if n <= room]
     prompts = []
-    tiles = [tile for network, pictures in _towers(decoder) for tile in network(pictures)]
     whole = decoder.pictures["layout"] == GRID
-    if whole:
-        tiles = list(torch.cat([tile[None] for tile in tiles]).split([rows * columns for rows, columns in GRIDS]))
+    found = [network(pictures) for network, pictures in _towers(decoder)]
+    tiles = found if whole else list(found[0])
     for number, (before, behind) in enumerate(AROUND_IMAGES):
         # Where text stands between tiles, the last prompt has two of them.
         parts = [(text(before), False), (tiles[number], True)]

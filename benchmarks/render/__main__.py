@@ -13,7 +13,7 @@ from benchmarks.gpu.schemas import kind_of, read
 from benchmarks.harness.records import RECORDS, ROOT, read_document, read_lines
 from benchmarks.render import cpu, decoders, equal_time, gpu, gpu_table, options, precision, pruning, serving
 from benchmarks.render.plots import plots
-from benchmarks.render.students import render_causal, render_masking, render_students
+from benchmarks.render.students import render_causal, render_dropped, render_masking, render_students
 
 DOCUMENTS = (
     "README.md",
@@ -30,6 +30,8 @@ WHOLE_FILES = {
     "decoder-cuts.json": decoders.render_cuts,
     "long-texts.json": decoders.render_long_texts,
     "causal.json": render_causal,
+    "dropped.json": render_dropped,
+    "flow.json": decoders.render_flow,
     "masking.json": render_masking,
     "end-to-end.json": cpu.render_end_to_end,
     "sparse-weights.json": cpu.render_sparse,

@@ -69,3 +69,54 @@ def render_long_texts(record: dict[str, Any]) -> str:
         f"`python -m benchmarks.cpu.long_texts`; {place(record)}."
     )
     return f"{table(heads, lines)}\n\n{told}"
+
+
+def render_flow(record: dict[str, Any]) -> str:
+    """Return what the exact flow takes by length, and what smaller graphs take and miss: of the longest prompt, and of a student's."""
+    rows = record["results"]
+    longest = max(row["tokens"] for row in rows)
+    times = [
+        [
+            f"{row['tokens']:,}",
+            str(row["layers"]),
+            *_solving(row),
+            f"{row['prepare_s']:.2f}",
+            f"{_whole_prompt(row):,.1f}",
+        ]
+        for row in rows
+        if row["how"] == "exact"
+    ]
+    both = ["edges", "ms for a token", "ms for a token, all edges at once"]
+    heads = ["graph", *both, "absolute error, mean", "relative error, mean", "same of the ten largest"]
+    parts = [
+        table(["tokens", "layers", *both, "attention, s", "whole prompt, s"], times),
+        f"Smaller graphs of the prompt of {longest:,} tokens:",
+        table(heads, (_missed(row) for row in rows if row["tokens"] == longest and row["how"] != "exact")),
+    ]
+    if trained := record.get("student"):
+        parts += [
+            f"A trained classifier; means of {record['prompts']} prompts of {trained[0]['tokens']:.0f} tokens on average:",
+            table(heads, map(_missed, trained)),
+        ]
+    told = (
+        f"{record['sources']} tokens of each prompt of the random model are drawn; errors and the ten largest are among these. The whole "
+        f"prompt: attention and all tokens, from the means. `python -m benchmarks.cpu.flow --student WORK`; {place(record)}."
+    )
+    return "\n\n".join([*parts, told])
+
+
+def _whole_prompt(row: dict[str, Any]) -> float:
+    return float(row["prepare_s"] + row["tokens"] * row["token_s"])
+
+
+def _solving(row: dict[str, Any]) -> list[str]:
+    once = "" if row["once_s"] is None else f"{1000 * row['once_s']:,.1f}"
+    return [f"{row['edges']:,.0f}", f"{1000 * row['token_s']:,.1f}", once]
+
+
+def _missed(row: dict[str, Any]) -> list[str]:
+    made = {"exact": "exact", "edges": f"edges from {row['much']:g} on", "layers": f"{row['left']:.0f} layers"}[
+        row["how"]
+    ]
+    missed = [f"{row['absolute']:.4f}", f"{row['relative']:.1%}", f"{row['agree']:.1f}"]
+    return [f"{row['layers']:.0f} layers: {made}", *_solving(row), *missed]

@@ -212,3 +212,39 @@ def render_masking(record: dict[str, Any]) -> str:
         "and twice the standard error over seeds, added as squares."
     )
     return f"{table(heads, lines)}\n\n{told}"
+
+
+def render_dropped(record: dict[str, Any]) -> str:
+    """Return what flow and attribution say of dropped tokens, beside as many random ones."""
+
+    def cell(figure: dict[str, float], points: int) -> str:
+        return f"{figure['mean']:.{points}f} ± {figure['margin']:.{points}f}"
+
+    rows = {(row["pruner"], row["measure"], row["choice"]): row for row in record["results"]}
+    lines = [
+        [
+            pruner,
+            measure,
+            *(
+                cell(rows[pruner, measure, choice][figure], 2)
+                for figure in ("share", "auc")
+                for choice in ("own", "random")
+            ),
+        ]
+        for pruner, measure, choice in rows
+        if choice == "own"
+    ]
+    heads = [
+        "pruner learned from",
+        "measure",
+        "share of dropped tokens",
+        "of random ones",
+        "AUC of kept tokens",
+        "of random ones",
+    ]
+    told = (
+        "Share: mean over dropped tokens, over the mean of all. AUC: how often a kept token has more than a dropped one. "
+        f"{record['texts']} test texts, means of {record['seeds']} seeds; after ±: the 95% interval over texts. "
+        f"`python -m benchmarks.students.dropped`; {place(record)}."
+    )
+    return f"{table(heads, lines, texts=2)}\n\n{told}"

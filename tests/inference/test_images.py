@@ -7,15 +7,18 @@ import pytest
 import torch
 from conftest import run_cli, shared_folder
 from filelock import FileLock
+from safetensors.torch import load_file
 from vision_towers import pooled, save_tower
 
 import adtp_export
 from adtp_export.cli import run
 from adtp_export.errors import InputError
+from adtp_export.inference import images
 from adtp_export.inference.generation import Generator
 from adtp_export.inference.images import ImageEncoder
 from adtp_export.inference.pixels import pixel_values
 from adtp_export.model.tower import Embedded, Tokens, load_tower
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 from adtp_export.verify.plain_choice import far
 from adtp_export.verify.rounding import MULTIPLE, errors_of_network
 
@@ -100,8 +103,14 @@ def test_a_vector_alone(tmp_path, pictures, name, layers):
     assert_vectors(tmp_path, encoder.encode_images(pictures, normalize=False), pictures)
     with pytest.raises(InputError, match="for tokens export again with --pruning divprune"):
         encoder.encode_tokens(pictures)
+    assert "Shapes: pictures of 18 x 18." in (tmp_path / "out" / "report.md").read_text()
     (tmp_path / "model" / "preprocessor_config.json").unlink()
-    manifest = adtp_export.export(tmp_path / "model", tmp_path / "out", skip_parity_check=True, force=True)
+    torch.save(load_file(tmp_path / "model" / "model.safetensors"), tmp_path / "model" / "pytorch_model.bin")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    options = {"skip_parity_check": True, "force": True}
+    with pytest.raises(InputError, match="or add --allow-pickle if you trust the file"):
+        adtp_export.export(tmp_path / "model", tmp_path / "out", **options)
+    manifest = adtp_export.export(tmp_path / "model", tmp_path / "out", allow_pickle=True, **options)
     assert {target.status for target in manifest.targets.values()} == {"unverified"}
     assert "pictures cannot be prepared" in manifest.notes[0].text
     with pytest.raises(InputError, match="has no preprocessor_config.json; put it beside"):
@@ -126,19 +135,31 @@ def asked(*typed):
     return run.command(run.make_parser().parse_args(typed))
 
 
-def test_pictures_on_the_command_line(folder, encoder, pictures, tmp_path):
+def test_pictures_on_the_command_line(folder, encoder, pictures, tmp_path, monkeypatch, capsys):
     """By --image or as they stand; one line each, or a file."""
     paths = []
     for number, picture in enumerate(pictures):
         np.save(tmp_path / f"{number}.npy", picture)
         paths.append(str(tmp_path / f"{number}.npy"))
     out = str(folder / "out")
-    found = run_cli("adtp-run", out, "--image", paths[0], *paths[1:], "--kept", "--json")
+    found = run_cli("adtp-run", out, "--image", paths[0], *paths[1:], "--kept", "--json", "--batch-size", "2")
     assert found.returncode == 0
     lines = [json.loads(line) for line in found.stdout.splitlines()]
     assert [line["image"] for line in lines] == paths
     assert np.array_equal(np.float32([line["vector"] for line in lines]), encoder.encode_images(pictures))
     assert [line["kept"] for line in lines] == encoder.encode_tokens(pictures).places.tolist()
+    read, seen = images.read_picture, []
+    with monkeypatch.context() as counted:
+        counted.setattr(images, "read_picture", lambda path: (seen.append(path), read(path))[1])
+        assert asked(out, *paths, "--kept", "--batch-size", "1") == 0
+    assert seen == paths
+    capsys.readouterr()
+    sizes, runs = [], OnnxRuntimeEngine.run
+    with monkeypatch.context() as counted:
+        counted.setattr(OnnxRuntimeEngine, "run", lambda *a: (sizes.append(len(a[1]["pixel_values"])), runs(*a))[1])
+        assert asked(out, *paths * 3) == 0
+    assert sizes == [8, 1]
+    assert [json.loads(line).keys() for line in capsys.readouterr().out.splitlines()] == [{"image", "vector"}] * 9
     assert asked(out, *paths, "--out", str(tmp_path / "vectors.npy")) == 0
     assert np.array_equal(np.load(tmp_path / "vectors.npy"), encoder.encode_images(pictures))
     for typed, told in (
@@ -146,7 +167,9 @@ def test_pictures_on_the_command_line(folder, encoder, pictures, tmp_path):
         ([paths[0], "--top-k", "2"], "--top-k does not go with vision towers"),
         ([paths[0], "--text", "a cat"], "--text does not go with vision towers"),
         ([paths[0], "--kept", "--out", "v.npy"], "--kept prints tokens"),
-        ([paths[0], "--out", str(tmp_path / "no" / "v.npy")], "cannot be written"),
+        ([paths[0], "--out", str(tmp_path / "no" / "v.npy")], "there is no directory"),
+        ([paths[0], "--out", "v.csv"], "got v.csv; accepted is a file that ends in .npy"),
+        ([paths[0], "--threads", "-1"], "threads must be an integer from 0"),
         ([str(tmp_path / "none.npy")], "none.npy is no picture that can be read"),
     ):
         with pytest.raises(InputError, match=told):
@@ -154,7 +177,7 @@ def test_pictures_on_the_command_line(folder, encoder, pictures, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("images", "told"),
+    ("given", "told"),
     [
         ("photo.png", "images: got str alone; accepted is a list of pictures"),
         (np.zeros((4, 4, 3), np.uint8), "images: got ndarray alone"),
@@ -163,17 +186,34 @@ def test_pictures_on_the_command_line(folder, encoder, pictures, tmp_path):
         ([np.zeros((9, 4, 4, 3), np.uint8)], "A video is several pictures; give one of them"),
         ([np.zeros((4, 4, 3))], "type float64; accepted are arrays"),
         (["test_images.npy"], "test_images.npy is no picture that can be read"),
+        (torch.zeros(3, 4, 4), "images: got Tensor alone"),
+        (iter([]), "images: got list_iterator; accepted is a list of pictures"),
+        (None, "images: got NoneType; accepted"),
+        ({"a": "photo.png"}, "images: got dict; accepted"),
     ],
-    ids=["path", "alone", "gray", "transparent", "video", "floats", "missing"],
+    ids=["path", "alone", "gray", "transparent", "video", "floats", "missing", "tensor", "iterator", "none", "dict"],
 )
-def test_pictures_that_are_refused(encoder, images, told):
+def test_pictures_that_are_refused(encoder, given, told):
     with pytest.raises(InputError, match=told):
-        encoder.encode_images(images)
+        encoder.encode_images(given)
+
+
+@pytest.mark.parametrize("opened", [ImageEncoder, Generator])
+def test_arguments_that_are_refused(folder, opened):
+    for arguments, told in (
+        ((folder / "out", "2"), "threads must be an integer from 0"),
+        ((folder / "out", 0, ["fp32"]), "target: got list; accepted is a target's name, or None"),
+        ((None,), "directory: got NoneType; accepted is a path"),
+    ):
+        with pytest.raises(InputError, match=told):
+            opened(*arguments)
 
 
 def test_other_doors_say_where_to_go(folder, exported):
     with pytest.raises(InputError, match=r"holds a vision tower; type: adtp_export\.encode_images"):
         adtp_export.load(folder / "out")
+    with pytest.raises(InputError, match="holds a vision tower; accepted are exports of encoders of texts"):
+        adtp_export.bench(folder / "out")
     with pytest.raises(InputError, match="holds a model that does not generate text"):
         Generator(folder / "out")
     with pytest.raises(InputError, match=r"holds no vision tower; type: adtp_export\.load"):

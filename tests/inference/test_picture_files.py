@@ -14,6 +14,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
@@ -28,6 +29,13 @@ CROPPED = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width
 SQUARE = {"size": {"height": SIDE, "width": SIDE}}
 TILES = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": SIDE}}
 ANYRES = {"layout": "anyres", "pinpoints": PINPOINTS, "most": None}
+PATCHES = {
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "size": {"shortest_edge": 64, "longest_edge": 2048},
+}
+GRID = {"layout": "grid", "patch": 4, "merge": 2, "temporal": 2}
 PROCESSORS = {
     "clip": (CLIPImageProcessorPil(**CROPPED), {"layout": "square"}),
     "llava": (LlavaImageProcessorPil(**CROPPED), {"layout": "square"}),
@@ -36,6 +44,7 @@ PROCESSORS = {
     "llava_onevision": (LlavaOnevisionImageProcessorPil(**SQUARE, image_grid_pinpoints=PINPOINTS), ANYRES),
     "idefics3": (Idefics3ImageProcessorPil(**TILES), {"layout": "tiles"}),
     "smolvlm": (SmolVLMImageProcessorPil(**TILES), {"layout": "tiles"}),
+    "qwen2_vl": (Qwen2VLImageProcessorPil(**PATCHES), GRID),
 }
 SIZES = ((16, 16), (23, 40), (75, 31), (1, 40), (40, 1), (3, 200), (5, 5), (64, 64), (600, 700))
 ORIENTATION = 0x0112
@@ -114,6 +123,18 @@ def test_tiles_are_those_of_transformers(processor, tmp_path):
         compared(tmp_path / "picture.png", processor)
 
 
+@pytest.mark.parametrize(
+    ("own", "settings"),
+    [({}, {}), ({"min_pixels": 28**2, "max_pixels": 56**2}, {"size": {"min_pixels": 28**2, "max_pixels": 56**2}})],
+)
+def test_settings_that_are_left_out(own, settings):
+    """A whole picture is then prepared as Qwen2-VL's processor does by default; older settings have other names for pixels."""
+    colors = drawn("RGB", (90, 50))
+    layout = {"layout": "grid", "patch": 14, "merge": 2, "temporal": 2}
+    tiles = prepared(np.asarray(colors), settings, layout, 0, "<image>").tiles
+    assert np.array_equal(tiles, Qwen2VLImageProcessorPil(**own)(colors)["pixel_values"])
+
+
 @pytest.mark.parametrize("kernel", [BICUBIC, BILINEAR, LANCZOS])
 def test_pictures_are_resized_without_pillow_as_with_it(kernel, monkeypatch):
     """To the bit, whether rows or columns come first."""
@@ -164,7 +185,7 @@ def damaged(path):
         ("sixteen.png", r"sixteen.png has gray levels of more than 8 bits .* accepted are 8 bits"),
         ("text.jpg", "text.jpg is no picture that can be read: cannot identify"),
         ("missing.jpg", "missing.jpg is no picture that can be read: .*No such file"),
-        ("gray.npy", r"got a picture of the shape \(4, 4\) and the type uint8"),
+        ("gray.npy", r"gray.npy is a picture of the shape \(4, 4\) and the type uint8"),
     ],
 )
 def test_files_that_are_refused(name, told, tmp_path):
@@ -172,8 +193,18 @@ def test_files_that_are_refused(name, told, tmp_path):
         read_picture(damaged(tmp_path / name))
 
 
+def test_arrays_in_files(tmp_path):
+    """Whatever the case of their names."""
+    colors = np.asarray(drawn("RGB"))
+    with (tmp_path / "colors.NPY").open("wb") as file:
+        np.save(file, colors)
+    assert np.array_equal(read_picture(tmp_path / "colors.NPY"), colors)
+
+
 def test_pictures_that_are_refused(tmp_path):
-    """A Pillow image that is read late, and a line of pixels that would become a large square."""
+    """A Pillow image that is read late, lists that are no array, and a line of pixels that would become a large square."""
+    with pytest.raises(InputError, match="what was given is no picture"):
+        read_picture([[1], [1, 2]])
     path = damaged(tmp_path / "cut.jpg")
     with Image.open(path) as opened, pytest.raises(InputError, match="what was given is no picture (?i:.*truncated)"):
         read_picture(opened)

@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from language_models import IMAGE, save_grid
+from picture_processors import processed, with_template
+from PIL import Image
 
 import adtp_export
 from adtp_export.cli import run
@@ -73,6 +75,8 @@ def test_what_is_refused():
         ((1, 201), {}, "got a picture of 1 x 201; accepted are sides that differ by up to 200 times"),
         ((8, 8), {"max_pixels": 0}, "got max_pixels 0; accepted are integers"),
         ((8, 8), {"size": {"shortest_edge": "1"}}, "got min_pixels '1'"),
+        ((8, 8), {"size": 224}, "got size 224; accepted are shortest_edge and longest_edge"),
+        ((8, 8), {"size": {"height": 8, "width": 8}}, "got size .*; accepted are shortest_edge and longest_edge"),
     ):
         with pytest.raises(InputError, match=told):
             patches_of(picture(*size), changes, LAYOUT)
@@ -80,9 +84,10 @@ def test_what_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
-def test_from_a_checkpoint_to_text(kind, tmp_path):
-    """Exported, verified, and token for token what transformers generates, also beside text alone."""
+def test_from_a_checkpoint_to_text(kind, tmp_path, monkeypatch):
+    """Exported, verified, and token for token what transformers generates, also beside text alone, and of files and messages."""
     model = save_grid(tmp_path / "model", kind)
+    with_template(tmp_path / "model")
     manifest = adtp_export.export(tmp_path / "model", tmp_path / "out")
     assert {target.status for target in manifest.targets.values()} == {"verified"}
     generator = Generator(tmp_path / "out")
@@ -99,6 +104,13 @@ def test_from_a_checkpoint_to_text(kind, tmp_path):
             more["image_grid_thw"] = torch.tensor([[1, *(own.places.max(0) + 1)]])
         whole = model.generate(ids, **more, max_new_tokens=32, do_sample=False)[0, ids.shape[1] :]
         assert told == generator.tokenizer.decode(whole.tolist())
+    photo = tmp_path / "photo.jpg"
+    Image.fromarray(pictures[0]).save(photo)
+    batch = processed("qwen2_vl", tmp_path / "model", photo, "w1 w7", monkeypatch)
+    whole = model.generate(**batch, max_new_tokens=32, do_sample=False)[0, batch["input_ids"].shape[1] :]
+    message = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "w1 w7"}]}]
+    found = adtp_export.generate(tmp_path / "out", [photo], [message], max_new_tokens=32)
+    assert found == [generator.tokenizer.decode(whole.tolist())]
     with pytest.raises(InputError, match="prompt 0 has a place for a video; accepted are pictures"):
         list(generator.tokens([[1, 97, 2]]))
     with pytest.raises(InputError, match="has 2 images; accepted is one image in a prompt"):

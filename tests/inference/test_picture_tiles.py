@@ -173,6 +173,27 @@ def test_settings_of_pictures():
         pixel_values(colors, {**plain, "do_rescale": False, "do_normalize": False}, 16),
         colors.transpose(2, 0, 1).astype(np.float32),
     )
-    for refused in ({"do_pad": True}, {"size": {"longest_edge": 16}}, {"resample": 5}):
+    for refused in (
+        {"do_pad": True},
+        {"size": {"longest_edge": 16}},
+        *({"resample": kernel} for kernel in (5, [2], 2.0, True, "bicubic", None)),
+        {"crop_size": {"height": "16", "width": 16}},
+    ):
         with pytest.raises(InputError, match=f"got {next(iter(refused)).replace('_', '.')}"):
             pixel_values(colors, refused, 16)
+
+
+def test_pictures_of_another_size_than_the_models():
+    """No part of a picture is cut off that transformers' processor keeps."""
+    cut = {"size": 20, "crop_size": 16, "resample": 2}
+    assert pixel_values(picture(30, 23), cut, 16).shape == (3, 16, 16)
+    assert pixel_values(picture(30, 23), {**cut, "crop_size": None}, 16).shape == (3, 16, 16)
+    for changes, made in (
+        ({"crop_size": 20}, "20 x 20"),
+        ({"crop_size": {"height": 16, "width": 18}}, "16 x 18"),
+        ({"size": 12}, "12 x 15"),
+        ({"do_center_crop": False}, "20 x 26"),
+        ({"size": {"height": 20, "width": 20}, "crop_size": None}, "20 x 20"),
+    ):
+        with pytest.raises(InputError, match=f"makes pictures of {made}; the model takes 16 x 16"):
+            pixel_values(picture(23, 30), {**cut, **changes}, 16)

@@ -6,13 +6,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from language_models import IMAGE, STAGES, save_grid
+from language_models import IMAGE, STAGES, networks, save_grid
 
 from adtp_export.errors import InputError
 from adtp_export.inference.generation import after_prefill, after_step
 from adtp_export.inference.grids import patch_places, patches_of, positions_of
 from adtp_export.model.decoder import load_decoder
-from adtp_export.model.prefill import Step, prefill_of
 from adtp_export.verify.prefill import compare, expect
 from adtp_export.verify.prompts import draw_prompts, failure_before_prefill
 
@@ -20,33 +19,19 @@ KINDS = ("qwen2_vl", "qwen2_5_vl")
 NEW = 32
 SIZES = {(16, 16): 4, (40, 24): 15, (9, 70): 9, (70, 9): 9, (150, 151): 25}
 """Heights and widths, and tokens."""
+DIVPRUNE = {"method": "divprune", "keep": 0.5}
+SPREAD = {"method": "btp", "stages": STAGES["btp"]}
 
 
 def picture(height, width):
     return np.random.default_rng(height).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def networks(decoder):
-    from adtp_export.contract import CU_SEQLENS, INPUT_IDS, LOGITS, PAST, POSITIONS, PRESENT, ROWS
-    from adtp_export.graph.decoder import names_cached, names_entered
-
-    prefill, step = prefill_of(decoder), Step(decoder)
-    inputs = [*names_entered(decoder, CU_SEQLENS, POSITIONS), *names_cached(decoder, PAST)]
-
-    @torch.no_grad()
-    def read(feed):
-        given = [torch.as_tensor(feed[name]) for name in ("inputs_embeds", "cu_seqlens", "positions", "image")]
-        names = [LOGITS, *names_entered(decoder, CU_SEQLENS, POSITIONS, ROWS), *names_cached(decoder, PRESENT)]
-        return {name: value.numpy() for name, value in zip(names, prefill(*given), strict=True)}
-
-    @torch.no_grad()
-    def go_on(feed):
-        found = step(torch.as_tensor(feed[INPUT_IDS]), [torch.as_tensor(feed[name]) for name in inputs])
-        bounds = [f"{PRESENT}.{n}" for n in names_entered(decoder, CU_SEQLENS, POSITIONS)]
-        names = [LOGITS, *bounds, *names_cached(decoder, PRESENT)]
-        return {name: value.numpy() for name, value in zip(names, found, strict=True)}
-
-    return read, go_on
+def changed(fields, changes):
+    """Fields within fields, some of them changed."""
+    return fields | {
+        name: changed(fields.get(name, {}), new) if isinstance(new, dict) else new for name, new in changes.items()
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,15 +126,43 @@ def test_towers_of_unequal_grids(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"mrope_section": [1, 2]}, "accepted are three integers"),
-        ({"mrope_section": [1, 2, 2]}, "adds up to 5; accepted is half of a head, 4"),
+        ({"text_config": {"rope_parameters": {"mrope_section": [1, 2]}}}, "accepted are three integers"),
+        (
+            {"text_config": {"rope_parameters": {"mrope_section": [1, 2, 2]}}},
+            "adds up to 5; accepted is half of a head, 4",
+        ),
+        (
+            {"pruning": DIVPRUNE},
+            "pictures of a 'qwen2_vl' model have any size; accepted are stages, such as those of btp-qwen",
+        ),
+        (
+            {"pruning": SPREAD},
+            "got spatial, and image tokens of a 'qwen2_vl' model are no squares; accepted is spatial 0",
+        ),
+        ({"vision_config": {"num_heads": 0}}, "vision_config.num_heads is 0; accepted are integers from 1 on"),
     ],
 )
 def test_configurations_that_are_refused(changes, told, tmp_path):
     save_grid(tmp_path, "qwen2_vl")
     path = tmp_path / "config.json"
     raw = json.loads(path.read_text())
-    raw["text_config"]["rope_parameters"] |= changes
-    path.write_text(json.dumps(raw))
+    path.write_text(json.dumps(changed(raw, changes)))
     with pytest.raises(InputError, match=told):
         load_decoder(tmp_path)
+
+
+def test_older_configurations_are_flat(tmp_path):
+    """Qwen2-VL was published with the fields of its language model beside the others, and its sections in `rope_scaling`."""
+    save_grid(tmp_path, "qwen2_vl")
+    nested, path = load_decoder(tmp_path), tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    text = raw.pop("text_config")
+    rotation = text.pop("rope_parameters")
+    scaling = {"type": "mrope", "mrope_section": rotation["mrope_section"]}
+    path.write_text(json.dumps({**text, **raw, "rope_theta": rotation["rope_theta"], "rope_scaling": scaling}))
+    flat, prompts = load_decoder(tmp_path), draw_prompts(nested, 1)
+    feed = {"inputs_embeds": prompts[1].states, "cu_seqlens": [0, len(prompts[1].states)], "image": prompts[1].image}
+    feed["positions"] = prompts[1].positions.T
+    answers = [networks(each)[0](feed)["logits"] for each in (nested, flat)]
+    assert np.array_equal(*answers)
+    assert flat.pictures == nested.pictures

@@ -9,14 +9,13 @@ import torch
 from conftest import shared_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from language_models import IMAGE, SIDE, STAGES, TEXT, save_causal, save_llava
+from language_models import IMAGE, SIDE, STAGES, TEXT, networks, save_causal, save_llava
 
 from adtp_export.errors import InputError
 from adtp_export.model.decoder import load_decoder
 from adtp_export.model.image_choice import Diverse
 from adtp_export.model.image_pruners import BtpStage, FastVStage, SeenImage
 from adtp_export.model.image_tokens import ImageTokens, repeated, spread_over
-from adtp_export.model.prefill import Prefill, Step
 from adtp_export.verify.plain_choice import choose, far
 from adtp_export.verify.prefill import compare, expect
 from adtp_export.verify.prompts import draw_prompts, failure_before_prefill
@@ -28,33 +27,6 @@ FAMILIES = {
     "qwen2": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     "qwen3": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
 }
-
-
-def networks(decoder):
-    """`Prefill` and `Step` as files: arrays by name in and out."""
-    from adtp_export.contract import CU_SEQLENS, INPUT_IDS, LOGITS, PAST, POSITIONS, PRESENT, ROWS
-    from adtp_export.graph.decoder import names_cached, names_entered
-
-    prefill, step = Prefill(decoder), Step(decoder)
-    inputs = [*names_entered(decoder, CU_SEQLENS, POSITIONS), *names_cached(decoder, PAST)]
-
-    @torch.no_grad()
-    def read(feed):
-        given = [torch.as_tensor(feed[name]) for name in ("inputs_embeds", "cu_seqlens", "image")]
-        names = [LOGITS, *names_entered(decoder, CU_SEQLENS, POSITIONS, ROWS), *names_cached(decoder, PRESENT)]
-        return {name: value.numpy() for name, value in zip(names, prefill(*given), strict=True)}
-
-    @torch.no_grad()
-    def go_on(feed):
-        found = step(torch.as_tensor(feed[INPUT_IDS]), [torch.as_tensor(feed[name]) for name in inputs])
-        names = [
-            LOGITS,
-            *(f"{PRESENT}.{n}" for n in names_entered(decoder, CU_SEQLENS, POSITIONS)),
-            *names_cached(decoder, PRESENT),
-        ]
-        return {name: value.numpy() for name, value in zip(names, found, strict=True)}
-
-    return read, go_on
 
 
 def greedy(decoder, states, images, steps):

@@ -173,7 +173,7 @@ class Stopped(Heard):
 
     def note(self, text):
         super().note(text)
-        if sum(", flops " in note for note in self.notes) == 2:
+        if sum("teacher_loss " in note for note in self.notes) == 2:
             raise KeyboardInterrupt
 
 
@@ -187,6 +187,26 @@ def test_killed_and_resumed_is_the_same_as_not_killed(students, opinions, tmp_pa
     assert train(tmp_path / "again", resume=True)["student"] == record["student"]
     whole, resumed = (load_file(path / "model.safetensors") for path in (out, tmp_path / "again"))
     assert all(whole[name].equal(resumed[name]) for name in whole)
+
+
+@pytest.mark.parametrize("mask", ["attribution", pytest.param("random", marks=pytest.mark.slow)])
+def test_masks_of_a_resumed_run_are_those_of_a_whole_one(students, opinions, tmp_path, mask):
+    """Drawn masks and dropout go on where they were. At such a rate a student unlearns what its teacher knows, so texts are masked."""
+    rows = {"train": opinions / "train.tsv", "dev": opinions / "test.tsv", "train_rows": 64}
+    chosen = {"method": "layers", "layers": 1, "mask": mask, "mask_share": 0.3}
+    if mask == "attribution":
+        chosen["attribution"] = "gradient-difference"
+    wild = {"learning_rate": 0.1, "warmup": 0.0, "epochs": 2, "evaluations": 2}
+    given = {**FAST, **rows, **chosen, **wild, "teacher": students(FIRST)[0] / "teacher"}
+    whole, resumed = Heard(), Heard()
+    record = train(tmp_path / "whole", steps=whole, **given)["student"]
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "again", steps=Stopped(), **given)
+    assert train(tmp_path / "again", resume=True, steps=resumed)["student"] == record
+    assert record["masked_texts"] > 0
+    last = [[note for note in steps.notes if note.startswith("step 16 of 16: loss ")] for steps in (whole, resumed)]
+    assert len(last[0]) == 1
+    assert last[0] == last[1]
 
 
 @pytest.mark.parametrize(

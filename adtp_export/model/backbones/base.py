@@ -138,9 +138,10 @@ class Backbone(ABC):
     since: ClassVar[tuple[int, int]] = (4, 57)
     """The first transformers that has the family."""
     generates: ClassVar[bool] = False
-    axes: ClassVar[int] = 1  # of a position
     """The family's models generate text, too. Without their last product they are encoders. Where a head reads their last token, that
     one is never dropped."""
+    axes: ClassVar[int] = 1
+    """Of a position."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model  # torch types what is inside as Tensor | Module

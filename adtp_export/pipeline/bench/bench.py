@@ -136,7 +136,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
     """
     from tokenizers import Tokenizer
 
-    from ...artifacts.checks import checked_file, checked_model
+    from ...artifacts.checks import check_reads_texts, checked_file, checked_model
     from ...artifacts.manifest import read_manifest
     from ...benchmarking.contenders import Architecture
     from ...benchmarking.processes import STUDENT, Contender
@@ -147,6 +147,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
     from .workloads import texts_for
 
     manifest = read_manifest(out)
+    check_reads_texts(out, manifest)
     config_file, tokenizer_file = (checked_file(out, manifest, name) for name in ("config.json", "tokenizer.json"))
     model, packed = (layout_path(name, layout_of(manifest.files)) for name in (MODEL, PACKED_MODEL))
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...artifacts.checks import checked_file
+from ...artifacts.checks import check_reads_texts, checked_file
 from ...artifacts.directory import OutputDirectory
 from ...artifacts.manifest import add_file, read_manifest
 from ...artifacts.records import Manifest
@@ -38,6 +38,7 @@ def time_and_write(out: Path, chosen: BenchOptions, steps: Steps) -> dict[str, A
     Returns, raises: as `bench`.
     """
     manifest = read_manifest(out)
+    check_reads_texts(out, manifest)
     OutputDirectory(out, update=True)  # what cannot be written is told before any work
     budget = Budget(chosen.budget)
     timed = workloads(_read(out, manifest, chosen), chosen, steps)

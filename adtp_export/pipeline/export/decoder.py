@@ -54,7 +54,7 @@ from ..progress import Steps
 from .decoder_files import form_of, names_of, precisions_of, write_files, write_lower
 from .options import ExportOptions, default_out
 
-TAKEN = ("model_dir", "out", "force", "pruning", "precisions", "attention", "skip_parity_check")
+TAKEN = ("model_dir", "out", "force", "pruning", "precisions", "attention", "skip_parity_check", "allow_pickle")
 """Options that models which generate text have."""
 COMPANIONS = (
     *TOKENIZER_FILES,
@@ -99,8 +99,8 @@ def export_decoder(options: ExportOptions, steps: Steps) -> Manifest:
     out = default_out(model_dir) if options.out is None else Path(options.out)
     directory = OutputDirectory(out, options.force, protected=model_dir)
     with steps.step("load_s", f"loading {model_dir.name}"):
-        decoder = load_decoder(model_dir, read_pruning(options.pruning, model_dir))
-    hashed = sha256(model_dir / "config.json", *weight_files(model_dir, allow_pickle=False))
+        decoder = load_decoder(model_dir, read_pruning(options.pruning, model_dir), allow_pickle=options.allow_pickle)
+    hashed = sha256(model_dir / "config.json", *weight_files(model_dir, options.allow_pickle))
     metadata = {VERSION: __version__, PRECISION: "fp32", CHECKPOINT_SHA256: hashed, "pruning": _stages(decoder)}
     with directory:
         with writing(out):

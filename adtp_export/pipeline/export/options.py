@@ -36,8 +36,8 @@ class ExportOptions(ReadOptions):
 
     pruning: str | PathLike | None = option(None,
         "which image tokens of a vision-language model leave: a method as published for LLaVA-1.5-7B (btp, fastv, pyramiddrop, divprune) "
-        "or Qwen2.5-VL-7B (btp-qwen), or a JSON file with its settings. The field pruning of config.json counts where it has this method "
-        "(default: that field, or none)", "checkpoint",
+        "or Qwen2.5-VL-7B (btp-qwen), or a JSON file with its settings. Vision towers take divprune. The field pruning of "
+        "config.json counts where it has this method (default: that field, or none)", "checkpoint",
         metavar="NAME")
 
     precisions: str | Sequence[str] = option(("fp32",),

@@ -35,7 +35,7 @@ from ..progress import Steps
 from .decoder import check_taken, read_pruning
 from .options import ExportOptions, default_out, parse_precisions
 
-TAKEN = ("model_dir", "out", "force", "pruning", "precisions", "skip_parity_check")
+TAKEN = ("model_dir", "out", "force", "pruning", "precisions", "skip_parity_check", "allow_pickle")
 """Options that vision towers have."""
 COMPANIONS = ("preprocessor_config.json", "processor_config.json")
 PRECISIONS = ("fp32", "fp16")
@@ -56,8 +56,8 @@ def export_vision_tower(options: ExportOptions, steps: Steps) -> Manifest:
     out = default_out(model_dir) if options.out is None else Path(options.out)
     directory = OutputDirectory(out, options.force, protected=model_dir)
     with steps.step("load_s", f"loading {model_dir.name}"):
-        tower = load_tower(model_dir, read_pruning(options.pruning, model_dir))
-    hashed = sha256(model_dir / "config.json", *weight_files(model_dir, allow_pickle=False))
+        tower = load_tower(model_dir, read_pruning(options.pruning, model_dir), allow_pickle=options.allow_pickle)
+    hashed = sha256(model_dir / "config.json", *weight_files(model_dir, options.allow_pickle))
     described = _described(tower, model_dir, hashed)
     metadata = {
         VERSION: __version__,

@@ -188,8 +188,14 @@ class Distillation(Method):
         outputs = self._packed[0](batch[INPUT_IDS], batch[ATTENTION_MASK], batch.get(TOKEN_TYPE_IDS))[0]
         return self.objective.answer(outputs)
 
+    @property
+    def guided(self) -> bool:
+        """Whether the teacher's attribution decides what is cut, as it does in the first steps of training."""
+        early = self.training and self.progress < self.settings.teacher_forced_share
+        return early and not self.alone and self.weights["tsp"] > 0
+
     def through_cuts(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
-        trace = self.begin(batch[ATTENTION_MASK])
+        trace = self.begin(batch[ATTENTION_MASK], batch["attribution"] if self.guided else None)
         return self.run(batch, trace), self.counts(batch, trace)
 
     def observe(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor], Observed | None]:
@@ -200,6 +206,10 @@ class Distillation(Method):
             saliency = trace.rectangle(first.rule.order.detach(), first.origin)
             seen = Observed(saliency, trace.candidates(first), own)
         return answer, self.counts(batch, trace), seen
+
+    def own_attribution(self, batch: Mapping[str, Tensor], explained: Tensor) -> Tensor:
+        trace = self.begin(batch[ATTENTION_MASK], batch["attribution"] if self.guided else None)
+        return self.attribute(batch, trace, explained, create_graph=False)[1]
 
     def chosen_ratios(self) -> dict[str, Tensor]:
         found = {}
@@ -271,10 +281,7 @@ class Distillation(Method):
         if token_type_ids is not None:
             batch[TOKEN_TYPE_IDS] = token_type_ids
         kappa = 1.0 if self.alone else settings.kappa * self.progress
-        guided = (
-            self.training and not self.alone and weights["tsp"] > 0 and self.progress < settings.teacher_forced_share
-        )
-        trace = self.begin(attention_mask, attribution if guided else None)
+        trace = self.begin(attention_mask, attribution if self.guided else None)
         aligned, supervised = weights["ig"] > 0, weights["arp"] > 0 or weights["tsp"] > 0
         differs = settings.attribution == GRADIENT_DIFFERENCE
         target = attribution
@@ -289,9 +296,9 @@ class Distillation(Method):
             answer = self.run(batch, trace)
         terms |= self.task_terms(answer, batch, teacher_logits)
         terms |= self._supervision(trace, target)
-        if self.training and not guided:
+        if self.training and not self.guided:
             self._control(trace)
-        loss = with_masks(self, self.weighted(terms), batch, answer, teacher_logits, attribution)
+        loss = with_masks(self, self.weighted(terms), {**batch, "attribution": attribution}, answer, teacher_logits)
         return {"loss": loss, **{name: value.detach() for name, value in terms.items()}}
 
     def _supervision(self, trace: Trace, target: Tensor) -> dict[str, Tensor]:

@@ -10,13 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from ...contract import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
+from ...explain.gradients import integrated_gradients
 from ...model.encoder import PrunedEncoder
 from ...model.packed import Cut, PackedStudent
+from ...model.sequences import pack, restore
+from ..attribution import of_tokens
 from ..data import Examples
 from ..differentiable import DifferentiableAttention
 from ..judgement import Judgement
 from ..objectives import for_head
-from ..settings import MASK_NONE, TrainOptions
+from ..settings import GRADIENT_DIFFERENCE, MASK_NONE, TrainOptions
 
 SLACK = 1.05
 """Keeping more than was asked for is an easy way to be right, and no way to be the best checkpoint."""
@@ -119,6 +122,19 @@ class Method(nn.Module, ABC):
         """Return what `through_cuts` does, without gradients, and what the first site saw; None where the method has no attribution."""
         with torch.no_grad():
             return *self.through_cuts(batch), None
+
+    def own_attribution(self, batch: Mapping[str, Tensor], explained: Tensor) -> Tensor:
+        """Return the student's attribution ``(B, S)`` of the answer `explained`; of a student that drops no tokens."""
+        kind, mask = self.settings.attribution, batch[ATTENTION_MASK]
+        gradients = integrated_gradients(
+            lambda: self.through_cuts(batch)[0],
+            self.student.get_input_embeddings(),
+            self.settings.ig_steps,
+            lambda answer, whole: self.objective.score(answer, explained, batch),
+            times_input=kind != GRADIENT_DIFFERENCE,
+        )[1]
+        origin = pack(mask.sum(1), mask.shape[1])[1]
+        return of_tokens(kind, restore(gradients, origin, mask.shape), mask.bool())
 
     def task_terms(self, answer: Tensor, batch: Mapping[str, Tensor], teacher_logits: Tensor) -> dict[str, Tensor]:
         """Return the losses against the labels, where there are any, and against the teacher's answers."""

@@ -21,9 +21,9 @@ class Layers(Method):
     def pruning(settings: TrainOptions) -> dict[str, Any]:
         return {}
 
-    def forward(self, teacher_logits: Tensor, attribution: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
+    def forward(self, teacher_logits: Tensor, **batch: Tensor) -> dict[str, Tensor]:
         """Compute the loss of a right-padded batch; see `Method`."""
         answer, _ = self.through_cuts(batch)
         terms = self.task_terms(answer, batch, teacher_logits)
-        loss = with_masks(self, self.weighted(terms), batch, answer, teacher_logits, attribution)
+        loss = with_masks(self, self.weighted(terms), batch, answer, teacher_logits)
         return {"loss": loss, **{name: value.detach() for name, value in terms.items()}}

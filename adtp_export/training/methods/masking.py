@@ -1,7 +1,7 @@
-"""Masking of the text while distilling: where a student is wrong and its teacher right, it also learns from the text without some tokens.
+"""Masks while distilling: a text that the student gets wrong and its teacher right is learned again without some of its tokens.
 
-Source: Guo et al., Learning to Focus (LeaF, NeurIPS 2025), whose masks are of confounding tokens: those of the lowest gradient difference.
-Here the teacher's answer to the whole text, which is right, is the target of both; and masks are not tried out before they are used.
+Source: Guo et al., Learning to Focus (LeaF, NeurIPS 2025), which masks confounding tokens: those of the lowest gradient difference.
+Here the teacher's answer to the whole text, which is right, is the target with and without a mask, and no mask is tried out first.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from torch import Tensor
 
 from ...contract import ATTENTION_MASK
 from ...errors import InputError
-from ...explain.gradients import integrated_gradients
 from ...model.selection import competing, ranks
-from ...model.sequences import pack, restore
-from ..attribution import of_tokens, supervision
+from ..attribution import supervision
 from ..data import Examples
 from ..settings import GRADIENT_DIFFERENCE, MASK_NONE, MASK_RANDOM
 from .base import Method
@@ -26,20 +24,15 @@ ENDS = 2
 
 
 def with_masks(
-    method: Method,
-    loss: Tensor,
-    batch: Mapping[str, Tensor],
-    answer: Tensor,
-    teacher_logits: Tensor,
-    attribution: Tensor | None,
+    method: Method, loss: Tensor, batch: Mapping[str, Tensor], answer: Tensor, teacher_logits: Tensor
 ) -> Tensor:
-    """Add to the loss of a batch that of its texts that the student answers wrongly and its teacher rightly, with tokens masked.
+    """Add the loss of masked texts to that of a batch: of the texts that the student answers wrongly and its teacher rightly.
 
     Args:
         loss: of the whole texts.
-        batch: inputs ``(B, S)``, right-padded, and `labels` ``(B,)``.
+        batch: inputs ``(B, S)``, right-padded, and `labels` ``(B,)``; the teacher's `attribution` ``(B, S)``, if ``--mask`` or the
+            method asks for it.
         answer, teacher_logits: ``(B, C)``, to the whole texts.
-        attribution: the teacher's, ``(B, S)``, if ``--mask`` or the method asks for it.
 
     Returns:
         The loss, in which each masked text counts as one more row of the batch, times ``--mask-weight``.
@@ -56,29 +49,20 @@ def with_masks(
     if method.settings.mask == MASK_RANDOM:
         worth = torch.rand(part[ATTENTION_MASK].shape, device=logits.device)
     else:
-        assert attribution is not None
-        worth = _worth(method, part, logits, attribution[chosen])
+        worth = _worth(method, part, logits)
     left = without_lowest(part, worth, method.settings.mask_share)
     terms = method.task_terms(method.through_cuts(left)[0], left, logits)
     method.masked += len(chosen)
     return loss + method.settings.mask_weight * len(chosen) / len(labels) * method.weighted(terms)
 
 
-def _worth(method: Method, batch: Mapping[str, Tensor], teacher_logits: Tensor, attribution: Tensor) -> Tensor:
+def _worth(method: Method, batch: Mapping[str, Tensor], teacher_logits: Tensor) -> Tensor:
     """Return what tokens ``(B, S)`` are worth by ``--attribution``: the teacher's alone, or less the student's."""
-    kind, mask = method.settings.attribution, batch[ATTENTION_MASK]
+    kind, attribution = method.settings.attribution, batch["attribution"]
     if kind != GRADIENT_DIFFERENCE:
         return attribution
-    gradients = integrated_gradients(
-        lambda: method.through_cuts(batch)[0],
-        method.student.get_input_embeddings(),
-        1,
-        lambda answer, whole: method.objective.score(answer, teacher_logits, batch),
-        times_input=False,
-    )[1]
-    origin = pack(mask.sum(1), mask.shape[1])[1]
-    own = of_tokens(kind, restore(gradients, origin, mask.shape), mask.bool())
-    return supervision(kind, attribution, own, mask.bool(), 0.0)
+    own = method.own_attribution(batch, teacher_logits)
+    return supervision(kind, attribution, own, batch[ATTENTION_MASK].bool(), 0.0)
 
 
 def without_lowest(batch: Mapping[str, Tensor], worth: Tensor, share: float) -> dict[str, Tensor]:
@@ -101,17 +85,16 @@ def without_lowest(batch: Mapping[str, Tensor], worth: Tensor, share: float) -> 
     return {**batch, **{name: values.gather(1, order) * mask for name, values in shaped.items()}, ATTENTION_MASK: mask}
 
 
-def check_teacher(examples: Examples, random: bool) -> None:
-    """See that a teacher answers some training row rightly.
+def check_teacher(examples: Examples, mask: str) -> None:
+    """See that a teacher answers at least one training row rightly.
 
     Raises:
-        InputError: none, so there is no row on which the student could be wrong and the teacher right.
+        InputError: it answers none rightly, so no text would ever be masked.
     """
     assert examples.teacher_logits is not None
     answers = torch.stack(list(examples.teacher_logits)).argmax(1)
     if not (answers == torch.tensor(list(examples.labels))).any():
-        given = MASK_RANDOM if random else "attribution"
         raise InputError(
-            f"--mask {given}: the teacher answers none of the {len(examples)} training rows rightly; accepted is one that does. "
+            f"--mask {mask}: the teacher answers none of the {len(examples)} training rows rightly; accepted is one that answers some. "
             "See that its classes are those of the data, or train it longer"
         )

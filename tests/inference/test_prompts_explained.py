@@ -1,0 +1,57 @@
+"""`adtp-run --explain` on a model that generates text: what a generated token rests on."""
+
+import json
+
+import numpy as np
+import pytest
+from language_models import save_causal
+from test_generation import folder  # noqa: F401
+
+from adtp_export.cli import run
+from adtp_export.errors import InputError
+from adtp_export.explain.prompt import prompt_flow
+from adtp_export.model.decoder import load_decoder
+
+
+def test_a_generated_token_is_explained(folder, tmp_path, capsys):  # noqa: F811
+    """By the flow of the checkpoint, the tokens generated before it included; as a line of JSON, a table, and on the page."""
+    ids, text, page = [1, 7, 20, 9, 30, 4, 8, 2, 11, 60], "w1 w7 w20 w9 w30 w4 w8 w2 w11 w60", tmp_path / "run.html"
+
+    def typed(*more):
+        own = [str(folder / "out"), "--max-new-tokens", "3", "--explain", str(folder / "model")]
+        return run.command(run.make_parser().parse_args([*own, *more]))
+
+    assert typed("--text", text, "--token", "2", "--json", "--report", str(page)) == 0
+    told = json.loads(capsys.readouterr().out)
+    words, found = told["generated"].split(), told["explanation"]
+    expected = prompt_flow(load_decoder(folder / "model"), [*ids, *(int(word[1:]) for word in words[:2])])
+    assert found == {
+        "token": words[2],
+        "tokens": [*text.split(), *words[:2]],
+        "prompt_tokens": 10,
+        "flow": expected.tolist(),
+    }
+    assert typed("--text", text, "--token", "2") == 0
+    printed = capsys.readouterr().out
+    assert f"text: {text}\ngenerated: {told['generated']}\nexplained: {words[2]}\n" in printed
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if "│" in line]
+    order = np.argsort(-expected, kind="stable")[:10]
+    cells = [[found["tokens"][i], str(i), "prompt" if i < 10 else "answer", f"{expected[i]:.3f}"] for i in order]
+    assert rows == cells
+    html = page.read_text()
+    assert f"<code>{words[2]}</code>" in html
+    assert html.count("data-tip='flow ") == 12
+    save_causal(tmp_path / "another", "llama")
+    for more, message in (
+        (("--text", text, "--token", "3"), "--token: got 3, and 3 tokens were generated; accepted are 0 to 2"),
+        (("--text", "w1 " * 300), "Shorten it, or ask for fewer"),
+        (("--text", "w1", "--image", "photo.npy"), "leave --image or --explain out"),
+        (("--text", "w1", "--explain", str(tmp_path / "another")), "is not the checkpoint that"),
+        (("--text", "w1", "--text", "w2", "--report", str(page)), "--report: got 2 texts; accepted is one"),
+    ):
+        with pytest.raises(InputError, match=message):
+            typed(*more)
+    assert capsys.readouterr().out == ""
+    for flag, message in (("--json", "--json goes with --explain"), ("--token=1", "--token goes with --explain")):
+        with pytest.raises(InputError, match=message):
+            run.command(run.make_parser().parse_args([str(folder / "out"), "--text", "w1", flag]))
