@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: the kernels run on the CPU
@@ -252,17 +254,15 @@ def edit_config(checkpoint_dir):
 
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(
-    [
-        "adtp_export.graph.program",
-        "adtp_export.model.checkpoint",
-        "adtp_export.verify.parity",
-        "adtp_export.calibration.simulate",
-        "adtp_export.benchmarking.compare",
-        "adtp_export.training.stages",
-        "networkx",  # which PyTorch imports at the first trace
-    ]
-)
+FORKSERVER.set_forkserver_preload(["preloaded"])
+
+
+@functools.cache
+def start_forkserver() -> None:
+    """Start it with this folder on its path, where `preloaded` is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))
+        forkserver.ensure_running()
 
 
 class Command:
@@ -283,6 +283,7 @@ class Command:
             {**(env or {}), "COLUMNS": "200"},
             known_graphs.prelude() + prelude,
         )
+        start_forkserver()
         self.process = FORKSERVER.Process(target=_run_command, args=settings)
         self.process.start()
 

@@ -19,12 +19,12 @@ AS_THEY_ARE = {
 }
 """What this replaces."""
 
-_read = functools.cache(ONNXRegistry.from_torchlib)
+read = functools.cache(ONNXRegistry.from_torchlib)
 
 
 def _from_torchlib(*version, **named):
     """Read the 500 translations of operators once in a process."""
-    registry = copy.copy(_read(*version, **named))
+    registry = copy.copy(read(*version, **named))
     registry.functions = {target: [*translations] for target, translations in registry.functions.items()}
     return registry
 

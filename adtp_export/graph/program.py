@@ -137,6 +137,7 @@ def trace_network(
     """
 
     def traced() -> torch.export.ExportedProgram:
+        torch.compiler.reset()  # a loop of another size, traced before, would make this one's size unknown, which fails
         return torch.export.export(network(), example, dynamic_shapes=dims, strict=False)
 
     def translated(program: torch.export.ExportedProgram, translations: dict[Any, Any]) -> torch.onnx.ONNXProgram:

@@ -13,6 +13,7 @@ import torch
 from conftest import as_numpy, make_batch, make_student
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from known_graphs import known_graph
 
 from adtp_export.calibration import recipes
 from adtp_export.calibration.collect import collect
@@ -56,7 +57,7 @@ def seen(student, batches):
 @pytest.fixture(scope="module")
 def source(student, tmp_path_factory):
     path = tmp_path_factory.mktemp("fp32") / "model.onnx"
-    model = program.export_portable(student, {"version": "test", "precision": "fp32"})
+    model = known_graph(student, {"version": "test", "precision": "fp32"})
     program.add_debug_outputs(model)
     program.save(model, path)
     return path

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adtp_export.explain.flow import capacities, flows, unit
+from adtp_export.explain import flow
+from adtp_export.explain.flow import capacities, unit
+
+
+def flows(*given):
+    """Those of the whole graph, as for short texts, which have to be those of a growing one, as for long texts."""
+    found = flow.flows(*given)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flow, "SMALL", 0)
+        np.testing.assert_array_equal(found, flow.flows(*given))
+    return found
 
 
 def layers_of(tokens, layers, seed=0):

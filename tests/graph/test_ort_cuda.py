@@ -9,6 +9,7 @@ import torch
 from conftest import as_numpy, make_batch, make_student
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from known_graphs import known_graph
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
@@ -77,7 +78,7 @@ def student():
 def files(tmp_path_factory, student):
     directory = tmp_path_factory.mktemp("ort-cuda")
     metadata = {"version": "test", "precision": "fp32", "prune_sites": list(student.site_names)}
-    program.save(program.export_portable(student, metadata), directory / "model.onnx")
+    program.save(known_graph(student, metadata), directory / "model.onnx")
     program.lower_to_ort_cuda(directory / "model.onnx", directory / "model.ort-cuda.fp32.onnx")
     return directory / "model.onnx", directory / "model.ort-cuda.fp32.onnx"
 

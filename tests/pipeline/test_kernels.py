@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import TINY_BACKBONES, make_encoder
 from decoder_models import make_decoder
+from known_graphs import known_graph
 
 from adtp_export.artifacts.records import PLUGIN, ShapeRange
 from adtp_export.contract import ATTENTION, ATTENTION_WINDOW, PLAIN
@@ -111,7 +112,7 @@ def test_onnx_runtimes_packed_attention_knows_no_distances():
         "no file for ONNX Runtime's CUDA provider: ONNX Runtime's packed attention knows no distances between tokens, and 3 of 3 "
         "layers need that. They keep the decomposed form in files for its CUDA provider",
     ]
-    model = program.export_portable(make_encoder("modernbert", "none"), {"version": "test"})
+    model = known_graph(make_encoder("modernbert", "none"), {"version": "test"})
     run_passes(model, ORT_CUDA)
     kinds = [node.op_type for node in model.graph if node.domain]
     packed = "PackedMultiHeadAttention"
@@ -126,7 +127,7 @@ def test_an_engine_has_the_plugin_where_a_layer_sees_the_whole_text(tmp_path, mo
         TINY_BACKBONES["modernbert"], "hidden_size", 128
     )  # four heads of 32, for which there are kernels
     path = tmp_path / "model.onnx"
-    program.save(program.export_portable(make_encoder("modernbert", "adtp"), {"version": "test"}), path)
+    program.save(known_graph(make_encoder("modernbert", "adtp"), {"version": "test"}), path)
     profile = {"batch": ShapeRange(1, 2, 4), "seq": ShapeRange(1, 8, 32)}
     _, details = tensorrt.build(tensorrt.RTX, path, profile, ["sm_86", "sm_89", "sm_120"], PLUGIN)
     assert details["plugin_layers"] == 2

@@ -2,6 +2,7 @@
 
 import onnx
 import pytest
+from known_graphs import taking_known_graphs
 
 import adtp_export
 from adtp_export.contract import BF16_LINEAR, DOMAIN, INT8_LINEAR, PRUNERS
@@ -17,7 +18,7 @@ def exported(small, tmp_path_factory, operators_library):
     from adtp_export.plugins import operators
 
     out = tmp_path_factory.mktemp("linear") / "out"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, taking_known_graphs():
         patch.delenv(operators.SWITCH)
         patch.setattr(operators, "BUILT", operators_library.parent)
         return out, adtp_export.export(small, out, precisions="bf16,int8")

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from conftest import make_student
+from known_graphs import known_graph
 
 from adtp_export.graph import program
 from adtp_export.runtimes import rtx_libraries
@@ -26,7 +27,7 @@ os._exit(0)  # as commands end
 def model(has_rtx, tmp_path_factory):
     path = tmp_path_factory.mktemp("rtx") / "model.onnx"
     student = make_student([], num_hidden_layers=1, hidden_size=64, num_attention_heads=2)
-    program.save(program.export_portable(student, {"version": "test"}), path)
+    program.save(known_graph(student, {"version": "test"}), path)
     return path
 
 

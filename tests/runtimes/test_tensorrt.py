@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import TINY_BACKBONES, as_numpy, exported_graph, make_batch, make_encoder, make_student
+from known_graphs import known_graph
 
 from adtp_export import contract
 from adtp_export.artifacts.records import DECOMPOSED, PLUGIN, ShapeRange
@@ -151,7 +152,7 @@ def wide_model(tmp_path_factory):
     """A student whose heads are as wide as the plugin wants them."""
     path = tmp_path_factory.mktemp("trt") / "model.onnx"
     student = make_student(["1.attention"], hidden_size=64, num_attention_heads=2, num_hidden_layers=2)
-    program.save(program.export_portable(student, {"version": "test"}), path)
+    program.save(known_graph(student, {"version": "test"}), path)
     return path
 
 
@@ -163,7 +164,7 @@ def model_of_received(tmp_path_factory):
         for name, value in {"hidden_size": 64, "num_attention_heads": 2}.items():
             patch.setitem(TINY_BACKBONES["bert"], name, value)
         model = make_encoder("bert", "received-twice")
-    program.save(program.export_portable(model, {"version": "test"}), path)
+    program.save(known_graph(model, {"version": "test"}), path)
     return path
 
 

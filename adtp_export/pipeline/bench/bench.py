@@ -73,9 +73,11 @@ def _compare(directory: Path | None, chosen: BenchOptions, steps: Steps) -> dict
     from ...benchmarking import peers
     from ...benchmarking.budget import Budget
     from ...runtimes import llamacpp
+    from .workloads import names_of
 
     budget = Budget(chosen.budget)
     wanted = peers.choose_peers(listed(chosen.peers), forced=directory is None)
+    names_of(chosen)  # a name that is wrong ends it before an export
     with tempfile.TemporaryDirectory(prefix="adtp-bench-") as scratch:
         folder = Path(scratch)
         subject = _forced(chosen, folder, steps) if directory is None else _exported(directory, chosen)

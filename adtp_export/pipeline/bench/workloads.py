@@ -43,17 +43,27 @@ def texts_for(head: str, chosen: BenchOptions) -> tuple[str, list[Text]]:
     return data.name, [" ".join(row) if isinstance(row, list) else row for row in read]
 
 
-def workloads(read: Read, chosen: BenchOptions, steps: Steps) -> list[Workload]:
-    """Make the grid's batches as far as the model reads them, and those of real lengths where a file is given.
+def names_of(chosen: BenchOptions) -> Sequence[str]:
+    """Return the names of the workloads that were asked for.
 
     Raises:
-        InputError: a name that the grid does not have, or nothing that the model can read.
+        InputError: the grid does not have one.
     """
     known = (*GRID, *SKEWED)
     names = listed(chosen.workloads) or known
     for name in names:
         if name not in known:
             raise InputError(f"--workload: got {quoted(name)}; accepted are {', '.join(known)}")
+    return names
+
+
+def workloads(read: Read, chosen: BenchOptions, steps: Steps) -> list[Workload]:
+    """Make the grid's batches as far as the model reads them, and those of real lengths where a file is given.
+
+    Raises:
+        InputError: a name that the grid does not have, or nothing that the model can read.
+    """
+    names = names_of(chosen)
     short = [name for name in names if name in SKEWED or shape_of(name)[1] <= read.max_tokens]
     if len(short) < len(names):
         left_out = ", ".join(name for name in names if name not in short)
