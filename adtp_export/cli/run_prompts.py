@@ -8,14 +8,27 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, check_int, flag_name, printable
+from ..errors import InputError, check_int, flag_name, printable, quoted
 from ..explain.records import PromptExplained
 from ..io import written_whole
 from ..report.explained import FLOW_HEAD, largest
 from .console import print_json, rich_console
 from .parsing import Parser
 
-TAKEN = ("out", "texts", "text", "file", "format", "text_column", "batch_size", "threads", "target", "explain", "json")
+TAKEN = (
+    "out",
+    "texts",
+    "text",
+    "file",
+    "format",
+    "text_column",
+    "batch_size",
+    "threads",
+    "target",
+    "explain",
+    "json",
+    "allow_pickle",
+)
 """Options of adtp-run that also go with a model that generates text."""
 OPTIONS = ("image", "chat", "max_new_tokens", "temperature", "top_p", "seed", "report", "token")
 
@@ -170,7 +183,7 @@ def _write_page(path: Path, page: str) -> None:
 
 def _check_explanation(options: argparse.Namespace) -> None:
     if options.explain is None:
-        for name in ("json", "token"):
+        for name in ("json", "allow_pickle", "token"):
             if getattr(options, name) not in (None, False):
                 raise InputError(f"{flag_name(name)} goes with --explain MODEL_DIR; add that, or leave it out")
     elif options.image is not None:
@@ -193,11 +206,12 @@ def _explained(options: argparse.Namespace, prompts: Sequence[Any], texts: Seque
     if options.report is not None:
         _check_page(options, prompts)
     generator = TracedGenerator(options.out, options.threads, options.target)
-    flow, tokenizer = prompt_explainer(options.explain, Path(options.out), generator.manifest), generator.tokenizer
+    flow = prompt_explainer(options.explain, Path(options.out), generator.manifest, options.allow_pickle)
+    tokenizer = generator.tokenizer
     for text, prompt in zip(texts, prompts):
         ids = generator.prompt(prompt, None, tokenizer)
         found = [token for (token,) in generator.tokens([ids], None, sampling) if token is not None]
-        number = _chosen(options.token, len(found))
+        number = _chosen(options.token, len(found), text)
         read, answer = [*ids, *found[:number]], tokenizer.decode(found)
         explained = PromptExplained(
             tokens=tuple(strings(tokenizer, read)),
@@ -211,12 +225,12 @@ def _explained(options: argparse.Namespace, prompts: Sequence[Any], texts: Seque
     return 0
 
 
-def _chosen(token: int | None, generated: int) -> int:
+def _chosen(token: int | None, generated: int, text: str) -> int:
     """Return which generated token is explained; 0 where none is, since what ends a text at once is read off its last token, too."""
     if token is None or 0 <= token < generated:
         return token or 0
     accepted = f"accepted are 0 to {generated - 1}" if generated else "leave it out"
-    raise InputError(f"--token: got {token}, and {generated} tokens were generated; {accepted}")
+    raise InputError(f"--token: got {token}, and {generated} tokens were generated after {quoted(text)}; {accepted}")
 
 
 def _print_explained(options: argparse.Namespace, text: str, answer: str, explained: PromptExplained) -> None:

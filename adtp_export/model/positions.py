@@ -47,7 +47,8 @@ class Rotary(nn.Module):
 
 
 class AxialRotary(Rotary):
-    """The same for positions of several axes, ``(..., axes) int64``: each axis turns a section of the pairs.
+    """The same for positions of several axes, ``(n, axes) int64``: each axis turns a section of the pairs. Positions ``(n,)`` are those of
+    text without pictures, the same along all axes.
 
     Args:
         sections: pairs of each axis, in order; they add up to D/2.
@@ -61,6 +62,8 @@ class AxialRotary(Rotary):
 
     def rows(self, table: Tensor, positions: Tensor) -> Tensor:
         found = super().rows(table, positions)
+        if positions.dim() == 1:
+            return found
         return torch.cat([part[..., axis, :] for axis, part in enumerate(found.split(self.sections, -1))], -1)
 
 

@@ -53,7 +53,9 @@ def explainer(
 
 
 @needs_extras("explaining answers (--explain)")
-def prompt_explainer(model_dir: Path, out: Path, manifest: Manifest) -> Callable[[Sequence[int]], np.ndarray]:
+def prompt_explainer(
+    model_dir: Path, out: Path, manifest: Manifest, allow_pickle: bool = False
+) -> Callable[[Sequence[int]], np.ndarray]:
     """Return a function that takes the ids of a text, and gives the flow from each to the last, ``(n,)`` in fp64.
 
     Args and errors: as of `explainer`, for a model that generates text.
@@ -62,8 +64,8 @@ def prompt_explainer(model_dir: Path, out: Path, manifest: Manifest) -> Callable
     from ..model.checkpoint import weight_files
     from ..model.decoder import load_decoder
 
-    decoder = load_decoder(model_dir)
-    hashed = sha256(model_dir / "config.json", *weight_files(model_dir, allow_pickle=False))
+    decoder = load_decoder(model_dir, allow_pickle=allow_pickle)
+    hashed = sha256(model_dir / "config.json", *weight_files(model_dir, allow_pickle))
     _check_same(hashed, model_dir, out, manifest)
     return lambda ids: prompt_flow(decoder, ids)
 

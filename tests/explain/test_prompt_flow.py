@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from language_models import save_causal
+from language_models import save_causal, save_grid
 from test_flow import networkx_flow
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from adtp_export.errors import InputError
 from adtp_export.explain.flow import capacities, unit
@@ -15,10 +15,12 @@ from adtp_export.model.decoder import load_decoder
 IDS = [5, 9, 30, 7, 41, 9, 12]
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "mistral"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "mistral", "qwen2_vl", "qwen2_5_vl"])
 def test_flow_is_that_of_transformers_attention(kind, tmp_path):
-    save_causal(tmp_path, kind)
-    whole = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager", dtype=torch.float64).eval()
+    has_pictures = kind.endswith("_vl")  # texts alone have the same positions along all axes
+    (save_grid if has_pictures else save_causal)(tmp_path, kind)
+    auto = AutoModelForImageTextToText if has_pictures else AutoModelForCausalLM
+    whole = auto.from_pretrained(tmp_path, attn_implementation="eager", dtype=torch.float64).eval()
     with torch.no_grad():
         attentions = whole(torch.tensor([IDS]), output_attentions=True).attentions
     layers = [capacities(weights[0].numpy()) for weights in attentions]

@@ -1,10 +1,13 @@
 """`adtp-run --explain` on a model that generates text: what a generated token rests on."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
+import torch
 from language_models import save_causal
+from safetensors.torch import load_file
 from test_generation import folder  # noqa: F401
 
 from adtp_export.cli import run
@@ -41,17 +44,26 @@ def test_a_generated_token_is_explained(folder, tmp_path, capsys):  # noqa: F811
     html = page.read_text()
     assert f"<code>{words[2]}</code>" in html
     assert html.count("data-tip='flow ") == 12
-    save_causal(tmp_path / "another", "llama")
+    another, pickled = tmp_path / "another", tmp_path / "pickled"
+    save_causal(another, "llama")
+    shutil.copytree(another, pickled)
+    torch.save(load_file(pickled / "model.safetensors"), pickled / "pytorch_model.bin")
+    (pickled / "model.safetensors").unlink()
     for more, message in (
-        (("--text", text, "--token", "3"), "--token: got 3, and 3 tokens were generated; accepted are 0 to 2"),
+        (
+            ("--text", text, "--token", "3"),
+            "--token: got 3, and 3 tokens were generated after 'w1 w7 .*; accepted are 0 to 2",
+        ),
         (("--text", "w1 " * 300), "Shorten it, or ask for fewer"),
         (("--text", "w1", "--image", "photo.npy"), "leave --image or --explain out"),
-        (("--text", "w1", "--explain", str(tmp_path / "another")), "is not the checkpoint that"),
+        (("--text", "w1", "--explain", str(another)), "is not the checkpoint that"),
+        (("--text", "w1", "--explain", str(pickled)), "add --allow-pickle if you trust"),
+        (("--text", "w1", "--explain", str(pickled), "--allow-pickle"), "is not the checkpoint that"),
         (("--text", "w1", "--text", "w2", "--report", str(page)), "--report: got 2 texts; accepted is one"),
     ):
         with pytest.raises(InputError, match=message):
             typed(*more)
     assert capsys.readouterr().out == ""
-    for flag, message in (("--json", "--json goes with --explain"), ("--token=1", "--token goes with --explain")):
-        with pytest.raises(InputError, match=message):
+    for flag in ("--json", "--token=1", "--allow-pickle"):
+        with pytest.raises(InputError, match=f"{flag.partition('=')[0]} goes with --explain"):
             run.command(run.make_parser().parse_args([str(folder / "out"), "--text", "w1", flag]))
