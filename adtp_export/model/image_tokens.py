@@ -158,7 +158,7 @@ def spread_over(side: int) -> Tensor:
 
 def _pick(nearest: Tensor, pairs: Tensor, count: Tensor) -> Tensor:
     """Pick ``count (B,)`` times the farthest token; return the distance to the nearest picked one, ``(B, n)``."""
-    most, prompt = count.max(), torch.arange(count.shape[0], device=count.device)
+    most, prompt, last = count.max(), torch.arange(count.shape[0], device=count.device), count[:, None]
 
     def goes_on(i: Tensor, nearest: Tensor) -> Tensor:
         return i < most
@@ -166,7 +166,7 @@ def _pick(nearest: Tensor, pairs: Tensor, count: Tensor) -> Tensor:
     def one_more(i: Tensor, nearest: Tensor) -> tuple[Tensor, Tensor]:
         # A picked token is -inf from itself, and so it is the farthest no more.
         closer = torch.minimum(nearest, pairs[prompt, nearest.argmax(1)])
-        return i + 1, torch.where((i < count)[:, None], closer, nearest)
+        return i + 1, torch.where(i < last, closer, nearest)
 
     i = torch.zeros((), dtype=torch.int64, device=nearest.device)
     if torch.compiler.is_exporting():
