@@ -28,6 +28,7 @@ WHOLE_FILES = {
     "embedding.json": cpu.render_embedding,
     "decoders.json": decoders.render_vectors,
     "decoder-cuts.json": decoders.render_cuts,
+    "prefill.json": decoders.render_prefill,
     "long-texts.json": decoders.render_long_texts,
     "causal.json": render_causal,
     "dropped.json": render_dropped,

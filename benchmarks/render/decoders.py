@@ -1,4 +1,4 @@
-"""Render the records of `benchmarks/cpu/decoders.py`, `decoder_cuts.py` and `long_texts.py`."""
+"""Render the records of `benchmarks/cpu/decoders.py`, `decoder_cuts.py`, `prefill.py`, `long_texts.py` and `flow.py`."""
 
 from __future__ import annotations
 
@@ -69,6 +69,36 @@ def render_long_texts(record: dict[str, Any]) -> str:
         f"`python -m benchmarks.cpu.long_texts`; {place(record)}."
     )
     return f"{table(heads, lines)}\n\n{told}"
+
+
+def render_prefill(record: dict[str, Any]) -> str:
+    """Return what becomes of the FLOPs that image tokens save, to the first token of the answer."""
+    lines = []
+    for row in record["results"]:
+        medians, cache = row["median_s"], row["cache_bytes"]
+        lines.append([
+            row["shape"],
+            *(f"{1000 * medians[name]:,.0f}" for name in ("transformers", "dense", "pruned")),
+            f"{row['speedup']:.2f}x",
+            f"{row['flops']['dense'] / row['flops']['pruned']:.2f}x",
+            f"{row['realized_fraction']:.2f}",
+            f"{row['choice_share']:.1%}",
+            f"{cache['dense'] / 1e6:.1f} to {cache['pruned'] / 1e6:.1f}",
+        ])  # fmt: skip
+    heads = [
+        "shape",
+        "transformers, ms",
+        "packed dense, ms",
+        "pruned, ms",
+        "speedup",
+        "FLOPs ratio",
+        "realized fraction",
+    ]
+    told = (
+        f"Medians of {len(record['results'][0]['rounds_s']['dense'])} rounds in turns; {record['text_tokens']} tokens of text beside "
+        f"those of the picture. `python -m benchmarks.cpu.prefill`; {place(record)}."
+    )
+    return f"{table([*heads, 'choices, of the time', 'cache, MB'], lines)}\n\n{told}"
 
 
 def render_flow(record: dict[str, Any]) -> str:
