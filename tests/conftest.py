@@ -356,23 +356,28 @@ def exported(tmp_path_factory, demo) -> Path:
     return out
 
 
+def made_once(tmp_path_factory, name: str, make) -> Path:
+    """Return a folder of this name, which `make` fills: the first worker that asks makes it for all."""
+    folder = shared_folder(tmp_path_factory) / name
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            work = tmp_path_factory.mktemp(name)
+            make(work)
+            work.rename(folder)  # when it is whole
+    return folder
+
+
 @pytest.fixture(scope="session")
 def packed_export(tmp_path_factory, small) -> Path:
-    """A folder with the small student's export `out`, with packed inputs in fp32 and fp16, and its Triton `repository`. The first
-    worker that asks makes it for all.
-    """
+    """A folder with the small student's export `out`, with packed inputs in fp32 and fp16, and its Triton `repository`."""
     import adtp_export
 
-    base = shared_folder(tmp_path_factory)
-    folder = base / "packed-export"
-    with FileLock(base / "packed-export.lock"):
-        if not folder.exists():
-            work = tmp_path_factory.mktemp("packed") / "work"
-            settings = {"precisions": ["fp32", "fp16"], "triton": work / "repository", "triton_name": "small"}
-            with known_graphs.taking_known_graphs():
-                adtp_export.export(small, work / "out", **settings)
-            work.rename(folder)
-    return folder
+    def make(work):
+        settings = {"precisions": ["fp32", "fp16"], "triton": work / "repository", "triton_name": "small"}
+        with known_graphs.taking_known_graphs():
+            adtp_export.export(small, work / "out", **settings)
+
+    return made_once(tmp_path_factory, "packed-export", make)
 
 
 def shared_or_skip(relative: str) -> Path:

@@ -38,6 +38,11 @@ def check_reads_texts(directory: Path, manifest: Manifest) -> None:
         raise InputError(f"{directory} holds {other}; accepted are exports of encoders of texts")
 
 
+def find_file(directory: Path, manifest: Manifest, name: str) -> Path | None:
+    """Return a file as `checked_file` does; None where the manifest lists none of that name."""
+    return checked_file(directory, manifest, name) if name in manifest.files else None
+
+
 def checked_file(directory: Path, manifest: Manifest, name: str, check_hashes: bool = True) -> Path:
     """Return the path of a file of an output directory, once it is seen to be the one that the manifest lists.
 

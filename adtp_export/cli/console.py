@@ -119,27 +119,34 @@ def print_path(path: object) -> None:
     print(printable(str(path)) if sys.stdout.isatty() else path)
 
 
-def check_npy(path: Path) -> None:
-    """Raises InputError where `--out` names no .npy file that can be made: before hours of work."""
-    if path.suffix != ".npy":
-        raise InputError(f"--out: got {path}; accepted is a file that ends in .npy")
+def check_place(flag: str, path: Path, suffix: str) -> None:
+    """Raises InputError where an option names no file of this kind that can be made: before hours of work."""
+    if path.suffix != suffix:
+        raise InputError(f"{flag}: got {path}; accepted is a file that ends in {suffix}")
     if not path.parent.is_dir():
-        raise InputError(f"--out: there is no directory {path.parent}; make it, or name another place")
+        raise InputError(f"{flag}: there is no directory {path.parent}; make it, or name another place")
 
 
-def write_npy(path: Path, vectors: np.ndarray) -> None:
-    """Write vectors ``(N, D)``, and say how many there are. The file is there whole, or not at all.
+@contextlib.contextmanager
+def writing_place(flag: str, path: Path) -> Iterator[Path]:
+    """Yield where to write the file that an option names, which is there whole, or not at all.
 
     Raises:
         InputError: the file cannot be written.
     """
+    try:
+        with written_whole(path) as partial:
+            yield partial
+    except OSError as error:
+        raise InputError(f"{flag}: {path} cannot be written ({error.strerror}); name a place with room") from error
+
+
+def write_npy(path: Path, vectors: np.ndarray) -> None:
+    """Write the vectors ``(N, D)`` of `--out`, and say how many there are; errors are those of `writing_place`."""
     import numpy as np
 
-    try:
-        with written_whole(path) as partial, partial.open("wb") as stream:
-            np.save(stream, vectors)
-    except OSError as error:
-        raise InputError(f"--out: {path} cannot be written ({error.strerror}); name a place with room") from error
+    with writing_place("--out", path) as partial, partial.open("wb") as stream:
+        np.save(stream, vectors)
     print(printable(f"adtp-run: {len(vectors)} rows of {vectors.shape[1]} numbers, fp32"), file=sys.stderr)
     print_path(path)
 

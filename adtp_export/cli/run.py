@@ -13,10 +13,12 @@ from ..contract import (
     DEFAULT_BATCH,
     HEAD_EMBEDDING,
     HEAD_HYBRID,
+    HEAD_IMAGES,
     HEAD_MASKED,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_SPARSE,
+    HEAD_TEXT,
     HEAD_TOKENS,
     HEAD_VECTORS,
     VECTORS,
@@ -25,7 +27,7 @@ from ..errors import InputError, flag_name, printable
 from ..explain.records import Explanation
 from ..report.explained import HEAD, in_words, rows
 from . import run_images, run_prompts, run_ray
-from .console import check_npy, counting_rows, print_json, rich_console, run_command, write_npy
+from .console import check_place, counting_rows, print_json, rich_console, run_command, write_npy
 from .parsing import Parser
 from .run_texts import TextsParser, add_texts, place, read, settle
 
@@ -187,17 +189,28 @@ def main() -> None:
     run_command("adtp-run", lambda: command(options))
 
 
+def _head_of(out: Path) -> str:
+    """Return what OUT answers with; "" where it has no manifest that can be read, which is for others to judge."""
+    from ..artifacts.manifest import read_manifest
+
+    try:
+        return str(read_manifest(out).checkpoint.get("head", ""))
+    except InputError:
+        return ""
+
+
 def command(options: argparse.Namespace) -> int:
     from ..inference.predictor import load
 
-    if run_images.encodes(Path(options.out)):
+    head = _head_of(Path(options.out))
+    if head == HEAD_IMAGES:
         return run_images.command(options, make_parser().get_default)
     settle(options)
     run_ray.check_ray_options(options)
     if options.ray:
         return run_ray.command(options)
     texts = read(options)
-    if run_prompts.generates(Path(options.out)):
+    if head == HEAD_TEXT:
         return run_prompts.command(options, list(texts), make_parser().get_default)
     run_prompts.refuse(options)
     deployment = load(options.out, options.target, options.threads, options.prefer, not options.skip_hash_check)
@@ -371,10 +384,10 @@ def _rank(options: argparse.Namespace, deployment: Predictor, texts: list[Text])
 
 
 def _write_vectors(options: argparse.Namespace, deployment: Predictor, texts: Iterable[Text]) -> int:
-    """Write the vectors of all texts to one file; errors are those of `check_npy` and `write_npy`."""
+    """Write the vectors of all texts to one file; errors are those of `check_place` and `write_npy`."""
     import numpy as np
 
-    check_npy(options.out_file)
+    check_place("--out", options.out_file, ".npy")
     with counting_rows() as count:
         parts = []
         for chunk in _chunks(texts):

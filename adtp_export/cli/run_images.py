@@ -8,21 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, check_int, flag_name
-from .console import check_npy, print_json, write_npy
+from .console import check_place, print_json, write_npy
 
 TAKEN = ("out", "texts", "image", "batch_size", "threads", "target", "out_file", "kept", "json")
 """Options of adtp-run that go with vision towers."""
-
-
-def encodes(out: Path) -> bool:
-    """Whether OUT holds a vision tower; anything else is for others to judge."""
-    from ..artifacts.manifest import read_manifest
-    from ..contract import HEAD_IMAGES
-
-    try:
-        return read_manifest(out).checkpoint.get("head") == HEAD_IMAGES
-    except InputError:
-        return False
 
 
 def command(options: argparse.Namespace, default: Callable[[str], Any]) -> int:
@@ -45,7 +34,7 @@ def command(options: argparse.Namespace, default: Callable[[str], Any]) -> int:
     if options.kept and options.out_file is not None:
         raise InputError("--kept prints tokens, and --out has no place for them")
     if options.out_file is not None:
-        check_npy(path := Path(options.out_file))
+        check_place("--out", path := Path(options.out_file), ".npy")
     asked = options.batch_size != default("batch_size")  # so many texts take less memory than so many pictures
     batch_size = options.batch_size if asked else DEFAULT_PICTURES
     encoder = ImageEncoder(options.out, options.threads, options.target)

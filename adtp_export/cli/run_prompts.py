@@ -10,9 +10,8 @@ from typing import Any
 
 from ..errors import InputError, check_int, flag_name, printable, quoted
 from ..explain.records import PromptExplained
-from ..io import written_whole
 from ..report.explained import FLOW_HEAD, largest
-from .console import print_json, rich_console
+from .console import check_place, print_json, rich_console, writing_place
 from .parsing import Parser
 
 TAKEN = (
@@ -81,17 +80,6 @@ def add_generation(parser: Parser) -> None:
 def asked(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of generation that are given."""
     return {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
-
-
-def generates(out: Path) -> bool:
-    """Whether OUT holds a model that generates text; anything else is for others to judge."""
-    from ..artifacts.manifest import read_manifest
-    from ..contract import HEAD_TEXT
-
-    try:
-        return read_manifest(out).checkpoint.get("head") == HEAD_TEXT
-    except InputError:
-        return False
 
 
 def command(options: argparse.Namespace, texts: list[Any], default: Callable[[str], Any]) -> int:
@@ -166,18 +154,12 @@ def _check_page(options: argparse.Namespace, prompts: Sequence[Any]) -> None:
     path: Path = options.report
     if len(prompts) != 1:
         raise InputError(f"--report: got {len(prompts)} texts; accepted is one, which the page is about")
-    if path.suffix != ".html":
-        raise InputError(f"--report: got {path}; accepted is a file that ends in .html")
-    if not path.parent.is_dir():
-        raise InputError(f"--report: there is no directory {path.parent}; make it, or name another place")
+    check_place("--report", path, ".html")
 
 
 def _write_page(path: Path, page: str) -> None:
-    try:
-        with written_whole(path) as partial:
-            partial.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--report: {path} cannot be written ({error.strerror}); name a place with room") from error
+    with writing_place("--report", path) as partial:
+        partial.write_text(page, encoding="utf-8")
     print(printable(f"adtp-run: {path}"), file=sys.stderr)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from ..artifacts.checks import check_arguments, check_target, checked_file, checked_model
+from ..artifacts.checks import check_arguments, check_target, checked_file, checked_model, find_file
 from ..artifacts.manifest import read_manifest
 from ..artifacts.records import PLUGIN
 from ..contract import (
@@ -42,7 +42,7 @@ from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
 from .chat import FILE, Chat, read_chat
 from .grids import positions_of
-from .pixels import SETTINGS, read_picture, read_settings
+from .pixels import read_picture, read_settings
 from .sampling import Sampling
 from .tiles import Prepared, prepared
 
@@ -162,13 +162,10 @@ class Generator:
         return marker
 
     def _picture_settings(self) -> Mapping[str, Any]:
-        settings = read_settings(self._find)
-        if settings is None:
-            raise InputError(f"{self.directory} has no {SETTINGS}; put it beside the checkpoint and export again")
-        return settings
+        return read_settings(self._find, self.directory, " and export again")
 
     def _find(self, name: str) -> Path | None:
-        return checked_file(self.directory, self.manifest, name) if name in self.manifest.files else None
+        return find_file(self.directory, self.manifest, name)
 
     def tokens(
         self,

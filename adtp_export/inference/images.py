@@ -5,6 +5,7 @@ Needs numpy and ONNX Runtime; neither torch nor transformers is imported.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..artifacts.checks import check_arguments, check_target, checked_file, checked_model
+from ..artifacts.checks import check_arguments, check_target, checked_file, checked_model, find_file
 from ..artifacts.manifest import read_manifest
 from ..contract import HEAD_IMAGES, IMAGE_EMBEDS, IMAGE_FEATURES, IMAGE_KEPT, PIXEL_VALUES
 from ..errors import InputError, check_int
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine
-from .pixels import SETTINGS, pixel_values, read_picture, read_settings
+from .pixels import pixel_values, read_picture, read_settings
 
 DEFAULT_PICTURES = 8
 """Pictures that run at once."""
@@ -101,9 +102,6 @@ class ImageEncoder:
                 f"{self.directory} gives a vector for each picture alone; for tokens export again with --pruning divprune"
             )
 
-    def _find(self, name: str) -> Path | None:
-        return checked_file(self.directory, self.manifest, name) if name in self.manifest.files else None
-
     def stream(
         self, images: Sequence[object], *, batch_size: int = DEFAULT_PICTURES
     ) -> Iterator[tuple[np.ndarray, Kept | None]]:
@@ -119,9 +117,8 @@ class ImageEncoder:
             )
         if isinstance(images, Mapping) or not hasattr(images, "__getitem__"):
             raise InputError(f"images: got {type(images).__name__}; accepted is a list of pictures")
-        settings = read_settings(self._find)
-        if settings is None:
-            raise InputError(f"{self.directory} has no {SETTINGS}; put it beside the checkpoint and export again")
+        find = functools.partial(find_file, self.directory, self.manifest)
+        settings = read_settings(find, self.directory, " and export again")
         for begin in range(0, len(images), batch_size):
             pictures = [
                 pixel_values(read_picture(each), settings, self._side) for each in images[begin : begin + batch_size]

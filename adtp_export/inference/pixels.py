@@ -25,14 +25,15 @@ MOST_PIXELS = 178_956_970
 """Of a picture: Pillow opens no larger one, and none is made by resizing."""
 
 
-def read_settings(find: Callable[[str], Path | None]) -> dict[str, Any] | None:
+def read_settings(find: Callable[[str], Path | None], home: Path, then: str = "") -> dict[str, Any]:
     """Read how a checkpoint prepares pictures: from a file of its own, or, as newer versions of transformers save it, from the processor's.
 
     Args:
-        find: from the name of a file to its path; None where there is none.
+        find: from the name of a file to its path; None where there is none. home, then: for the message, where the files should be, and
+            what follows.
 
-    Returns:
-        The settings; None where neither file has any.
+    Raises:
+        InputError: neither file has any settings.
     """
     for name in (SETTINGS, _OF_PROCESSOR):
         if (path := find(name)) is not None:
@@ -41,7 +42,7 @@ def read_settings(find: Callable[[str], Path | None]) -> dict[str, Any] | None:
                 found = found.get("image_processor")
             if isinstance(found, dict):
                 return found
-    return None
+    raise InputError(f"{home} has no {SETTINGS}; put it beside the checkpoint{then}")
 
 
 def read_picture(picture: object) -> np.ndarray:

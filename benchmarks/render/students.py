@@ -153,19 +153,17 @@ def render_causal(record: dict[str, Any]) -> str:
     for name, runs in methods.items():
         losses = [100 * run["loss"] for run in runs]
         mean, drawn = statistics.mean(losses), 100 * max(run["margin"] for run in runs)
-        noise = (drawn**2 + 4 * statistics.variance(losses) / len(runs)) ** 0.5
         each = ", ".join(f"{loss:+.1f}" for loss in losses)
         saved = statistics.mean(run["flops_reduction"]["packed"] for run in runs)
         close = statistics.mean(run["cosine"] for run in runs)
         accuracy = 100 * statistics.mean(run["accuracy"] for run in runs)
-        told = " (within noise)" if abs(mean) <= noise else ""
         lines.append(
             [
                 f"`{name}`",
                 f"1 / {saved:.2f}",
                 f"{close:.3f}",
                 f"{accuracy:.2f}",
-                f"{mean:+.2f} ± {noise:.1f}{told}",
+                _with_noise(mean, drawn, statistics.variance(losses), len(runs)),
                 each,
             ]
         )
@@ -188,14 +186,19 @@ def render_causal(record: dict[str, Any]) -> str:
     return f"{table(heads, lines)}\n\n{told}"
 
 
+def _with_noise(mean: float, margin: float, variance: float, seeds: int) -> str:
+    """Return points with their noise: the margin over rows, and twice the standard error over seeds, added as squares."""
+    noise = (margin**2 + 4 * variance / seeds) ** 0.5
+    return f"{mean:+.2f} ± {noise:.1f}{' (within noise)' if abs(mean) <= noise else ''}"
+
+
 def render_masking(record: dict[str, Any]) -> str:
     """Return what targets of pruners and masks of prompts change, each against the first of its kind."""
     lines, first = [], ""
     for row in record["results"]:
         mean, seeds = 100 * row["gain"], len(row["by_seed"])
-        noise = ((100 * row["margin"]) ** 2 + 4 * (100 * row["deviation"]) ** 2 / seeds) ** 0.5
-        verdict = " (within noise)" if abs(mean) <= noise else ""
-        told = "" if row["kind"] != first else f"{mean:+.2f} ± {noise:.1f}{verdict}"
+        told = _with_noise(mean, 100 * row["margin"], (100 * row["deviation"]) ** 2, seeds)
+        told = told if row["kind"] == first else ""
         each = "" if row["kind"] != first else ", ".join(f"{100 * gain:+.1f}" for gain in row["by_seed"])
         first = row["kind"]
         saved = statistics.mean(row["flops_reduction"])

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import run_cli, shared_folder
-from filelock import FileLock
+from conftest import made_once, run_cli
 from language_models import IMAGE, SIDE, STAGES, save_causal, save_llava
 from PIL import Image
 
 import adtp_export
+from adtp_export.artifacts import checks
 from adtp_export.cli import run
 from adtp_export.cli.run_prompts import said
 from adtp_export.contract import EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, VISION_MODEL, in_precision
@@ -34,19 +34,17 @@ TEMPLATE = "{% for part in messages[0].content %}{{ part.text if part.text else 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """A model and its export with Balanced Token Pruning; the first worker that asks makes it for all."""
-    base = shared_folder(tmp_path_factory)
-    with FileLock(base / "llava.lock"):
-        if not (base / "llava").exists():
-            work = tmp_path_factory.mktemp("llava")
-            (work / "model").mkdir()
-            save_llava(work / "model")
-            (work / "model" / "chat_template.jinja").write_text(TEMPLATE)
-            stages = [{**stage, "twice": False} if "spatial" in stage else stage for stage in STAGES["btp"]]
-            (work / "btp.json").write_text(json.dumps({"method": "btp", "stages": stages}))
-            adtp_export.export(work / "model", work / "out", pruning=work / "btp.json")
-            work.rename(base / "llava")
-    return base / "llava"
+    """A model and its export with Balanced Token Pruning."""
+
+    def make(work):
+        (work / "model").mkdir()
+        save_llava(work / "model")
+        (work / "model" / "chat_template.jinja").write_text(TEMPLATE)
+        stages = [{**stage, "twice": False} if "spatial" in stage else stage for stage in STAGES["btp"]]
+        (work / "btp.json").write_text(json.dumps({"method": "btp", "stages": stages}))
+        adtp_export.export(work / "model", work / "out", pruning=work / "btp.json")
+
+    return made_once(tmp_path_factory, "llava", make)
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +259,7 @@ def test_settings_are_found(generator, pictures, files, tmp_path, monkeypatch):
     for name, fields in files.items():
         (tmp_path / name).write_text(json.dumps(fields))
     monkeypatch.setattr(generator, "manifest", SimpleNamespace(files=list(files)))
-    monkeypatch.setattr(generation, "checked_file", lambda directory, manifest, name: tmp_path / name)
+    monkeypatch.setattr(checks, "checked_file", lambda directory, manifest, name: tmp_path / name)
     with pytest.raises(InputError, match="got resample 7"):
         generator.pictures(pictures[:1])
 

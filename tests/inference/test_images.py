@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import run_cli, shared_folder
-from filelock import FileLock
+from conftest import made_once, run_cli
 from safetensors.torch import load_file
 from vision_towers import pooled, save_tower
 
@@ -27,16 +26,14 @@ KEEP = {"method": "divprune", "keep": 0.3, "vision_feature_layer": [-2, 1]}
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """A CLIP and its export with DivPrune; the first worker that asks makes it for all."""
-    base = shared_folder(tmp_path_factory)
-    with FileLock(base / "tower.lock"):
-        if not (base / "tower").exists():
-            work = tmp_path_factory.mktemp("tower")
-            save_tower(work / "model", "CLIPModel")
-            (work / "keep.json").write_text(json.dumps(KEEP))
-            adtp_export.export(work / "model", work / "out", pruning=work / "keep.json")
-            work.rename(base / "tower")
-    return base / "tower"
+    """A CLIP and its export with DivPrune."""
+
+    def make(work):
+        save_tower(work / "model", "CLIPModel")
+        (work / "keep.json").write_text(json.dumps(KEEP))
+        adtp_export.export(work / "model", work / "out", pruning=work / "keep.json")
+
+    return made_once(tmp_path_factory, "tower", make)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ...artifacts.directory import OutputDirectory, writing
-from ...artifacts.manifest import list_files, write_manifest
 from ...artifacts.records import (
     DECOMPOSED,
     INCONCLUSIVE,
@@ -45,7 +44,6 @@ from ...model.tokenizer import TOKENIZER_FILES
 from ...model.tower import CLASSES
 from ...model.vision import KINDS
 from ...options import options_of
-from ...report import markdown
 from ...runtimes import onnxruntime
 from ...targets.specs import CPU, TargetSpec
 from ...verify.prefill import Expected, compare, expect, for_precision
@@ -53,6 +51,7 @@ from ...verify.prompts import draw_prompts, failure_before_prefill
 from ..progress import Steps
 from .decoder_files import form_of, names_of, precisions_of, write_files, write_lower
 from .options import ExportOptions, default_out
+from .publish import publish_with_report
 
 TAKEN = ("model_dir", "out", "force", "pruning", "precisions", "attention", "skip_parity_check", "allow_pickle")
 """Options that models which generate text have."""
@@ -120,12 +119,7 @@ def export_decoder(options: ExportOptions, steps: Steps) -> Manifest:
             notes=_notes(decoder),
             durations_s=dict(steps.durations_s),
         )
-        with writing(out):
-            text = markdown.render(list_files(manifest, directory.work))
-            (directory.work / "report.md").write_text(text, encoding="utf-8")
-            manifest = write_manifest(manifest, directory.work)
-        directory.publish()
-    return manifest
+        return publish_with_report(directory, manifest)
 
 
 def check_taken(options: ExportOptions, taken: Sequence[str], what: str, hint: str) -> None:

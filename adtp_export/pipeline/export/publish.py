@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ...artifacts.directory import OutputDirectory, writing
 from ...artifacts.hub import CARD, push
 from ...artifacts.manifest import list_files, write_manifest
 from ...artifacts.records import Manifest
@@ -32,6 +33,16 @@ def write_reports(run: ExportContext, plan: ExportPlan, manifest: Manifest, view
         for name, text in zip(REPORTS, texts):
             (run.work / name).write_text(text, encoding="utf-8")
         return write_manifest(manifest, run.work)
+
+
+def publish_with_report(directory: OutputDirectory, manifest: Manifest) -> Manifest:
+    """Write `report.md` and the manifest of an export that is no encoder of texts, and publish it; return the manifest with all files."""
+    with writing(directory.path):
+        manifest = list_files(manifest, directory.work)
+        (directory.work / REPORTS[0]).write_text(markdown.render(manifest), encoding="utf-8")
+        manifest = write_manifest(manifest, directory.work)
+    directory.publish()
+    return manifest
 
 
 def hand_on(plan: ExportPlan, steps: Steps) -> None:

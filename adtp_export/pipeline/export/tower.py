@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ...artifacts.directory import OutputDirectory, writing
-from ...artifacts.manifest import list_files, write_manifest
 from ...artifacts.records import DECOMPOSED, UNVERIFIED, VERIFIED, Manifest, Note, ShapeRange, Target, sha256
 from ...contract import (
     CHECKPOINT_SHA256,
@@ -27,13 +26,13 @@ from ...graph.decoder import export_tower
 from ...model.checkpoint import read_config, weight_files
 from ...model.image_pruners import DIVPRUNE
 from ...model.tower import Tower, is_tower, load_tower
-from ...report import markdown
 from ...runtimes import onnxruntime
 from ...targets.specs import CPU, TargetSpec
 from ...verify.pictures import PICTURES, compare_tower
 from ..progress import Steps
 from .decoder import check_taken, read_pruning
 from .options import ExportOptions, default_out, parse_precisions
+from .publish import publish_with_report
 
 TAKEN = ("model_dir", "out", "force", "pruning", "precisions", "skip_parity_check", "allow_pickle")
 """Options that vision towers have."""
@@ -83,12 +82,7 @@ def export_vision_tower(options: ExportOptions, steps: Steps) -> Manifest:
             notes=_notes(tower),
             durations_s=dict(steps.durations_s),
         )
-        with writing(out):
-            text = markdown.render(list_files(manifest, directory.work))
-            (directory.work / "report.md").write_text(text, encoding="utf-8")
-            manifest = write_manifest(manifest, directory.work)
-        directory.publish()
-    return manifest
+        return publish_with_report(directory, manifest)
 
 
 def _precisions(options: ExportOptions) -> tuple[str, ...]:
