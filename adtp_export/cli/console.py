@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -107,6 +107,14 @@ def counting_rows(answers_elsewhere: bool = False) -> Iterator[Callable[[int], N
             live.update(task, description=f"{done:,} rows, {done / (time.perf_counter() - began):,.0f} rows/s")
 
         yield count
+
+
+def watched(tokens: Sequence[int]) -> Iterable[int]:
+    """Give tokens back one by one; on a terminal, with a bar on stderr that shows how many are done and what is left."""
+    from rich.progress import track
+
+    console = rich_console(stderr=True)
+    return track(tokens, "tokens", console=console, transient=True, disable=not console.is_terminal)
 
 
 def print_json(document: object, indent: int | None = 2) -> None:

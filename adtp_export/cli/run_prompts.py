@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import InputError, check_int, flag_name, printable, quoted
 from ..explain.records import PromptExplained
 from ..report.explained import FLOW_HEAD, largest
-from .console import check_place, print_json, rich_console, writing_place
+from .console import check_place, print_json, rich_console, watched, writing_place
 from .parsing import Parser
 
 TAKEN = (
@@ -29,7 +29,7 @@ TAKEN = (
     "allow_pickle",
 )
 """Options of adtp-run that also go with a model that generates text."""
-OPTIONS = ("image", "chat", "max_new_tokens", "temperature", "top_p", "seed", "report", "token")
+OPTIONS = ("image", "chat", "max_new_tokens", "temperature", "top_p", "seed", "report", "token", "merge_layers")
 
 
 def add_generation(parser: Parser) -> None:
@@ -75,6 +75,13 @@ def add_generation(parser: Parser) -> None:
         type=int,
         help="with --explain: which generated token is explained, counted from 0 (default: 0)",
     )
+    group.add_argument(
+        "--merge-layers",
+        metavar="N",
+        type=int,
+        help="with --explain: merge the model's layers into N, 3 or more, which takes less time for long prompts, and is not exact "
+        "(default: merge none)",
+    )
 
 
 def asked(options: argparse.Namespace) -> dict[str, Any]:
@@ -101,11 +108,10 @@ def command(options: argparse.Namespace, texts: list[Any], default: Callable[[st
         raise InputError(f"got the pair {pair!r}; accepted are prompts, so leave --text-pair out")
     given = asked(options)
     images, chat, report = given.pop("image", None), given.pop("chat", False), given.pop("report", None)
-    given.pop("token", None)
-    _check_explanation(options)
+    sampling = Sampling(**{name: value for name, value in given.items() if name not in ("token", "merge_layers")})
+    _check_explanation(options, sampling.max_new_tokens)
     if images is not None and len(images) != len(texts):
         raise InputError(f"--image: got {len(images)} for {len(texts)} texts; accepted is one for each text, or none")
-    sampling = Sampling(**given)
     prompts = [said(text, images is not None) for text in texts] if chat else texts
     if options.explain is not None:
         return _explained(options, prompts, texts, sampling)
@@ -163,12 +169,16 @@ def _write_page(path: Path, page: str) -> None:
     print(printable(f"adtp-run: {path}"), file=sys.stderr)
 
 
-def _check_explanation(options: argparse.Namespace) -> None:
+def _check_explanation(options: argparse.Namespace, new_tokens: int) -> None:
+    """new_tokens: the most that are generated."""
     if options.explain is None:
-        for name in ("json", "allow_pickle", "token"):
+        for name in ("json", "allow_pickle", "token", "merge_layers"):
             if getattr(options, name) not in (None, False):
                 raise InputError(f"{flag_name(name)} goes with --explain MODEL_DIR; add that, or leave it out")
-    elif options.image is not None:
+        return
+    if options.token is not None:
+        check_int("--token", options.token, 0, new_tokens - 1)
+    if options.image is not None:
         raise InputError(
             "--explain: attention flow is of prompts of text, and image tokens have no ids; leave --image or --explain out"
         )
@@ -180,7 +190,7 @@ def _explained(options: argparse.Namespace, prompts: Sequence[Any], texts: Seque
     Raises:
         InputError: MODEL_DIR is not what OUT was exported from, there is no such token, or the page cannot be written.
     """
-    from ..data.tokenize import strings
+    from ..data.tokenize import readable
     from ..inference.traced import TracedGenerator
     from ..pipeline.explain import prompt_explainer
     from ..report.generated import render
@@ -188,7 +198,14 @@ def _explained(options: argparse.Namespace, prompts: Sequence[Any], texts: Seque
     if options.report is not None:
         _check_page(options, prompts)
     generator = TracedGenerator(options.out, options.threads, options.target)
-    flow = prompt_explainer(options.explain, Path(options.out), generator.manifest, options.allow_pickle)
+    flow = prompt_explainer(
+        options.explain,
+        Path(options.out),
+        generator.manifest,
+        options.allow_pickle,
+        merge_layers=options.merge_layers,
+        watch=watched,
+    )
     tokenizer = generator.tokenizer
     for text, prompt in zip(texts, prompts):
         ids = generator.prompt(prompt, None, tokenizer)
@@ -196,10 +213,11 @@ def _explained(options: argparse.Namespace, prompts: Sequence[Any], texts: Seque
         number = _chosen(options.token, len(found), text)
         read, answer = [*ids, *found[:number]], tokenizer.decode(found)
         explained = PromptExplained(
-            tokens=tuple(strings(tokenizer, read)),
+            tokens=tuple(readable(tokenizer, read)),
             prompt=len(ids),
-            token=strings(tokenizer, found[number : number + 1])[0] if found else "",
+            token=readable(tokenizer, found[number : number + 1])[0] if found else "",
             flow=tuple(flow(read).tolist()),
+            merge_layers=options.merge_layers,
         )
         _print_explained(options, text, answer, explained)
         if options.report is not None:
@@ -219,12 +237,17 @@ def _print_explained(options: argparse.Namespace, text: str, answer: str, explai
     """Print an answer and the tokens with the largest flow to one of its tokens; as a line of JSON all tokens."""
     if options.json:
         flow = {"token": explained.token, "tokens": explained.tokens, "prompt_tokens": explained.prompt}
+        flow |= {"merge_layers": explained.merge_layers}
         print_json({"text": text, "generated": answer, "explanation": {**flow, "flow": explained.flow}}, indent=None)
         return
     from rich.table import Table
     from rich.text import Text as Cell
 
-    for name, value in (("text", text), ("generated", answer), ("explained", explained.token or "the end of the text")):
+    for name, value in (
+        ("text", text),
+        ("generated", answer),
+        ("explained", explained.token.removeprefix(" ") or "the end of the text"),
+    ):
         print(printable(f"{name}: {value}"))
     table = Table(*FLOW_HEAD)
     for row in largest(explained):

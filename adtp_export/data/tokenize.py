@@ -14,6 +14,8 @@ from .readers import Text
 from .truncate import MAX_CHARACTERS, Beginnings, portions, staying, unset
 
 Batch = dict[str, np.ndarray]
+UNFINISHED = "\ufffd"
+"""What a tokenizer decodes bytes to that are no whole character yet."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,15 @@ def taken(encoding: Encoding, stay: list[int] | None) -> TokenizedText:
 def strings(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
     """Return tokens as the vocabulary writes them, such as "<unk>" for what it does not have; "?" where no token has that number."""
     return [tokenizer.id_to_token(int(i)) or "?" for i in ids]
+
+
+def readable(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
+    """Return tokens as text, a space before each that begins a word; one that is a part of a character is as `strings` has it."""
+    spelled, decoder = strings(tokenizer, ids), tokenizer.decoder
+    if decoder is None:
+        return [f" {token}" for token in spelled]
+    texts = (decoder.decode(["a", token]).removeprefix("a") for token in spelled)
+    return [token if UNFINISHED in text or not text else text for token, text in zip(spelled, texts)]
 
 
 def pad(rows: Sequence[TokenizedText], pad_id: int, names: Iterable[str]) -> Batch:

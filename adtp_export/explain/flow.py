@@ -15,7 +15,7 @@ the idea that a cut says which edges matter. Its other idea, fewer layers, is no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -34,7 +34,7 @@ def capacities(attention: np.ndarray) -> np.ndarray:
     return np.asarray(0.5 * heads + 0.5 * np.eye(len(heads)))
 
 
-def flows(layers: Sequence[np.ndarray], depths: np.ndarray, sources: Sequence[int], ends: Sequence[int]) -> np.ndarray:
+def flows(layers: Sequence[np.ndarray], depths: np.ndarray, sources: Iterable[int], ends: Sequence[int]) -> np.ndarray:
     """Return the maximum flow from each source at the input to the ends, ``(sources,)`` in fp64.
 
     Args:

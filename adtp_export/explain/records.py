@@ -26,20 +26,22 @@ class Explanation:
 @dataclass(frozen=True, kw_only=True)
 class PromptExplained:
     """What a generated token rests on. tokens: those before it, of the prompt and generated ones; the first `prompt` are of the prompt.
-    token: the generated one, "" where the text ended. flow: the most that can pass from each of `tokens` to where it was read off."""
+    token: the generated one, "" where the text ended. flow: the most that can pass from each of `tokens` to where it was read off.
+    merge_layers: as `prompt_flow` has it."""
 
     tokens: tuple[str, ...]
     prompt: int
     token: str
     flow: tuple[float, ...]
+    merge_layers: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenView:
-    """One text as the student read it: its n tokens, and for each the index of the site that dropped it (the number of sites
-    if it stayed). scores: by site, what each token that was still there was chosen by, else None. answer: what was predicted, in
-    words. tags: of each token, "" where there is nothing to say; span: first and last token of the answer; near: the nearest other
-    texts with their cosines. explained: what the answer rests on; None where nothing can be dropped."""
+    """One text as the student read it: its n tokens as `readable` has them, and for each the index of the site that dropped it (the
+    number of sites if it stayed). scores: by site, what each token that was still there was chosen by, else None. answer: what was
+    predicted, in words. tags: of each token, "" where there is nothing to say; span: first and last token of the answer; near: the
+    nearest other texts with their cosines. explained: what the answer rests on; None where nothing can be dropped."""
 
     tokens: tuple[str, ...]
     kept_site: tuple[int, ...]

@@ -36,6 +36,7 @@ from ..contract import (
     STEP_MODEL,
     VISION_MODEL,
 )
+from ..data.tokenize import UNFINISHED
 from ..data.truncate import check_unicode, unset
 from ..errors import InputError, ellipsize, quoted
 from ..io import read_json
@@ -48,8 +49,6 @@ from .tiles import Prepared, prepared
 
 Prompt = str | Sequence[Mapping[str, Any]]
 """A text, or messages for the chat template."""
-UNFINISHED = "\ufffd"
-"""What a tokenizer decodes bytes to that are no whole character yet."""
 
 
 def after_prefill(answer: Mapping[str, Any]) -> dict[str, Any]:

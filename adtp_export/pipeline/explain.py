@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,20 +54,21 @@ def explainer(
 
 @needs_extras("explaining answers (--explain)")
 def prompt_explainer(
-    model_dir: Path, out: Path, manifest: Manifest, allow_pickle: bool = False
+    model_dir: Path, out: Path, manifest: Manifest, allow_pickle: bool = False, **how: Any
 ) -> Callable[[Sequence[int]], np.ndarray]:
     """Return a function that takes the ids of a text, and gives the flow from each to the last, ``(n,)`` in fp64.
 
-    Args and errors: as of `explainer`, for a model that generates text.
+    Args and errors: as of `explainer`, for a model that generates text. how: `merge_layers` and `watch` of `prompt_flow`.
     """
-    from ..explain.prompt import prompt_flow
+    from ..explain.prompt import check_merged, prompt_flow
     from ..model.checkpoint import weight_files
     from ..model.decoder import load_decoder
 
+    check_merged(how.get("merge_layers"))
     decoder = load_decoder(model_dir, allow_pickle=allow_pickle)
     hashed = sha256(model_dir / "config.json", *weight_files(model_dir, allow_pickle))
     _check_same(hashed, model_dir, out, manifest)
-    return lambda ids: prompt_flow(decoder, ids)
+    return lambda ids: prompt_flow(decoder, ids, **how)
 
 
 def _check_same(hashed: str, model_dir: Path, out: Path, manifest: Manifest) -> None:

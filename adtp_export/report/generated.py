@@ -92,12 +92,14 @@ def _picture(trace: Trace) -> str:
 
 
 def _flow(explained: PromptExplained) -> str:
-    token = f"the generated token <code>{escape(explained.token)}</code>" if explained.token else "the end of the text"
+    name, layers = escape(explained.token.removeprefix(" ")), explained.merge_layers
+    token = f"the generated token <code>{name}</code>" if name else "the end of the text"
+    inexact = f"The layers are merged into {layers}, so flows are not exact. " if layers else ""
     tips = [f"flow {value:.3f}" for value in explained.flow]
     rows = [(f"<code>{escape(row[0])}</code>", *row[1:]) for row in largest(explained)]
     return (
         f"<p>Attention flow to {token} from each token before it: the most that can pass along the attention of all layers. "
-        "The stronger its colour, the larger the flow.</p>"
+        f"{inexact}The stronger its colour, the larger the flow.</p>"
         f"<figure><div class='text rests'>{shaded(explained.tokens, explained.flow, tips)}</div></figure>{table(FLOW_HEAD, rows)}"
     )
 

@@ -74,8 +74,8 @@ def shaded(tokens: Sequence[str], values: Sequence[float], tips: Sequence[str]) 
 
 def _word(token: str) -> tuple[str, str, str]:
     """Return what is shown of a token, the space before it, and the class of those that go on with a word."""
-    word = token.removeprefix("##")
-    return (word, "", " glued") if word != token else (word, " ", "")
+    word = token.removeprefix(" ")
+    return (word, "", " glued") if word == token else (word, " ", "")
 
 
 def _token(view: TokenView, i: int, sites: Sequence[str]) -> str:

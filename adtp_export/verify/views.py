@@ -25,7 +25,7 @@ from ..contract import (
     SPARSE_EMBEDDING,
     TOKEN_EMBEDDINGS,
 )
-from ..data.tokenize import Batch, strings
+from ..data.tokenize import Batch, readable
 from ..errors import ellipsize
 from ..explain.records import Explanation, TokenView, Views
 from ..inference.answers import embedding, masked, sparse, tokens
@@ -94,7 +94,7 @@ def _token_view(
         for site, decision in zip(sites, batch.exact.decisions)
     }
     return TokenView(
-        tokens=tuple(strings(tokenizer, ids[:n])),
+        tokens=tuple(readable(tokenizer, ids[:n])),
         kept_site=tuple(batch.kept_site[row, :n].tolist()),
         scores=scores,
         **answered,

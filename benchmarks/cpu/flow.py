@@ -8,9 +8,7 @@ for each token whose flow is computed; tokens are drawn, and the last one, which
 classifier of `benchmarks.students.masking` reads test texts, too.
 
 FlowPrune (Xu et al., NeurIPS 2025) makes the graph smaller in two ways. It leaves out edges below a threshold. And it merges stretches of
-layers into one: an edge there leads to whatever can be reached, with the largest capacity in the stretch. The first layer and the last
-stay. Of the others those stay in which random routes are narrowest most often, as many as a share of the layers allows; dynamic
-programming finds them. Capacities are those of `explain.flow`, so residual connections count.
+layers into one, as `explain.merged_layers` does.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import argparse
 import tempfile
 import time
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +28,7 @@ from scipy.sparse.csgraph import maximum_flow
 from adtp_export.data.tokenize import encode
 from adtp_export.explain.flow import LARGEST as LIMIT
 from adtp_export.explain.flow import flows, unit
+from adtp_export.explain.merged_layers import FEWEST, merge
 from adtp_export.explain.prompt import attended
 from adtp_export.imports import open_checkpoint
 from adtp_export.model.decoder import Decoder, load_decoder
@@ -46,9 +44,8 @@ SHAPE = {
 }
 THRESHOLDS, SHARES = (1e-6, 1e-4, 1e-2), (0.75, 0.5, 0.25)
 STUDENT, PROMPTS, MAX_TOKENS = "pruner-integrated-gradients-0", 50, 96
-ROUTES, AT_ONCE, MOST_EDGES = 5, 2, 20_000_000
-"""Random routes from each token in each direction; tokens of which the flow is also solved on the whole graph at once, and the most edges
-of such a graph."""
+AT_ONCE, MOST_EDGES = 2, 20_000_000
+"""Tokens of which the flow is also solved on the whole graph at once, and the most edges of such a graph."""
 
 
 def sharp(layers: int, tokens: int, folder: Path) -> Decoder:
@@ -65,56 +62,8 @@ def sharp(layers: int, tokens: int, folder: Path) -> Decoder:
     return load_decoder(folder)
 
 
-def narrowest(layers: Sequence[np.ndarray]) -> np.ndarray:
-    """Count for each layer the random routes that are narrowest there, ``(layers,) int64``; edges without capacity are no part of one."""
-    random, tokens = np.random.default_rng(SEED), len(layers[0])
-    counts = np.zeros(len(layers), np.int64)
-    for upward in (True, False):
-        for _ in range(ROUTES):
-            place, least, where = np.arange(tokens), np.full(tokens, np.inf), np.zeros(tokens, np.int64)
-            for number in range(len(layers)) if upward else reversed(range(len(layers))):
-                edges = (layers[number].T if upward else layers[number])[place]
-                step = np.where(edges > 0, random.random(edges.shape, np.float32), -1).argmax(1)
-                width = edges[np.arange(tokens), step]
-                where, least, place = np.where(width < least, number, where), np.minimum(width, least), step
-            counts += np.bincount(where, minlength=len(layers))
-    return counts
-
-
-def stretches(counts: Sequence[int], left: int) -> list[tuple[int, int]]:
-    """Divide layers into at most `left` stretches ``[begin, end)``, so that those of one layer have the largest count together. The first
-    layer and the last are stretches of their own."""
-
-    @cache
-    def best(end: int, room: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-        if end == 1:
-            return counts[0], ((0, 1),)
-        if room < 2:
-            return -1, ()
-        found = []
-        for begin in range(1, end):
-            gain, before = best(begin, room - 1)
-            if before:
-                found.append((gain + (counts[begin] if end - begin == 1 else 0), (*before, (begin, end))))
-        return max(found, default=(-1, ()))
-
-    last = len(counts) - 1
-    return [*best(last, max(3, left) - 1)[1], (last, last + 1)]
-
-
-def merged(layers: Sequence[np.ndarray]) -> np.ndarray:
-    """Merge a stretch of layers; one alone stays as it is."""
-    if len(layers) == 1:
-        return layers[0]
-    reached = layers[0] > 0
-    for layer in layers[1:]:
-        reached = (layer > 0).astype(np.float32) @ reached.astype(np.float32) > 0
-    return np.where(reached, max(float(layer.max()) for layer in layers), 0.0)
-
-
 def compressed(layers: Sequence[np.ndarray], share: float) -> list[np.ndarray]:
-    found = stretches(narrowest(layers).tolist(), round(share * len(layers)))
-    return [merged(layers[begin:end]) for begin, end in found]
+    return merge(layers, max(FEWEST, round(share * len(layers))))
 
 
 def without_small(layers: Sequence[np.ndarray], threshold: float) -> list[np.ndarray]:

@@ -4,13 +4,11 @@ import os
 
 import numpy as np
 import pytest
-from tokenizers import (
-    Tokenizer,
-)
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from adtp_export.data.labelled import read_questions
 from adtp_export.data.readers import is_label, read_texts
-from adtp_export.data.tokenize import check_batch, encode
+from adtp_export.data.tokenize import check_batch, encode, readable
 from adtp_export.errors import InputError, ellipsize
 
 
@@ -183,3 +181,57 @@ def test_rows_without_end_are_refused(tmp_path, monkeypatch, name):
         list(read_questions(path) if name.startswith("questions") else read_texts(path))
     rows = write(tmp_path / "many.csv.gz", "text\n" + '"a\nb"\n' * 1000)
     assert len(list(read_texts(rows))) == 1000
+
+
+LETTERS = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+
+
+@pytest.mark.parametrize(
+    ("model", "trainer", "split", "decoder", "expected"),
+    [
+        pytest.param(
+            models.BPE(),
+            LETTERS,
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            decoders.ByteLevel(),
+            ["the", " café", ",", " 你", " ", "t", "é", "Ø"],
+            id="byte-level",
+        ),
+        pytest.param(
+            models.BPE(),
+            trainers.BpeTrainer(),
+            pre_tokenizers.Metaspace(),
+            decoders.Metaspace(),
+            [" the", " café,", " 你", " ", "t", "é"],
+            id="metaspace",
+        ),
+        pytest.param(
+            models.WordPiece(),
+            trainers.WordPieceTrainer(),
+            pre_tokenizers.BertPreTokenizer(),
+            decoders.WordPiece(),
+            [" the", " café", ",", " 你", " t", "é"],
+            id="wordpiece",
+        ),
+        pytest.param(
+            models.WordLevel(),
+            trainers.WordLevelTrainer(),
+            pre_tokenizers.Whitespace(),
+            None,
+            [" the", " café", " ,", " 你"],
+            id="words",
+        ),
+    ],
+)
+def test_tokens_are_readable(model, trainer, split, decoder, expected):
+    """Whatever a vocabulary writes for the space before a word, for the rest of one, and for bytes that are no letters."""
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = split
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    tokenizer.train_from_iterator(["the café, 你"] * 9, trainer)
+    text = "the café, 你" + (" té" if "t" in tokenizer.get_vocab() else "")
+    ids = tokenizer.encode(text).ids
+    if trainer is LETTERS:
+        ids.append(tokenizer.token_to_id("Ø"))  # a byte that begins a letter of two
+    assert readable(tokenizer, ids) == expected

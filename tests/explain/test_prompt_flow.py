@@ -8,8 +8,9 @@ from test_flow import networkx_flow
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from adtp_export.errors import InputError
-from adtp_export.explain.flow import capacities, unit
-from adtp_export.explain.prompt import prompt_flow
+from adtp_export.explain.flow import capacities, flows, unit
+from adtp_export.explain.merged_layers import merge
+from adtp_export.explain.prompt import attended, prompt_flow
 from adtp_export.model.decoder import load_decoder
 
 IDS = [5, 9, 30, 7, 41, 9, 12]
@@ -35,6 +36,17 @@ def test_flow_is_that_of_transformers_attention(kind, tmp_path):
         np.testing.assert_allclose(found, expected, atol=rounding, rtol=0)
         assert not found[end + 1 :].any()
         assert found[end] >= 0.5  # the residual connections alone
+
+
+def test_merged_layers(tmp_path):
+    """The model has four layers: four are all of them, and three are another graph."""
+    save_causal(tmp_path, "llama", num_hidden_layers=4)
+    decoder = load_decoder(tmp_path)
+    exact, same, less = (prompt_flow(decoder, IDS, merge_layers=left) for left in (None, 4, 3))
+    assert np.array_equal(exact, same)
+    depths, merged = np.full(len(IDS), 3), merge(attended(decoder.backbone, IDS), 3)
+    assert np.array_equal(less, flows(merged, depths, range(len(IDS)), [len(IDS) - 1]))
+    assert not np.array_equal(exact, less)
 
 
 def test_bad_input_is_refused(tmp_path):

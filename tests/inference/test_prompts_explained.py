@@ -10,7 +10,7 @@ from language_models import save_causal
 from safetensors.torch import load_file
 from test_generation import folder  # noqa: F401
 
-from adtp_export.cli import run
+from adtp_export.cli import run, run_prompts
 from adtp_export.errors import InputError
 from adtp_export.explain.prompt import prompt_flow
 from adtp_export.model.decoder import load_decoder
@@ -29,9 +29,10 @@ def test_a_generated_token_is_explained(folder, tmp_path, capsys):  # noqa: F811
     words, found = told["generated"].split(), told["explanation"]
     expected = prompt_flow(load_decoder(folder / "model"), [*ids, *(int(word[1:]) for word in words[:2])])
     assert found == {
-        "token": words[2],
-        "tokens": [*text.split(), *words[:2]],
+        "token": f" {words[2]}",
+        "tokens": [f" {word}" for word in [*text.split(), *words[:2]]],
         "prompt_tokens": 10,
+        "merge_layers": None,
         "flow": expected.tolist(),
     }
     assert typed("--text", text, "--token", "2") == 0
@@ -39,7 +40,9 @@ def test_a_generated_token_is_explained(folder, tmp_path, capsys):  # noqa: F811
     assert f"text: {text}\ngenerated: {told['generated']}\nexplained: {words[2]}\n" in printed
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if "│" in line]
     order = np.argsort(-expected, kind="stable")[:10]
-    cells = [[found["tokens"][i], str(i), "prompt" if i < 10 else "answer", f"{expected[i]:.3f}"] for i in order]
+    cells = [
+        [found["tokens"][i].strip(), str(i), "prompt" if i < 10 else "answer", f"{expected[i]:.3f}"] for i in order
+    ]
     assert rows == cells
     html = page.read_text()
     assert f"<code>{words[2]}</code>" in html
@@ -52,9 +55,10 @@ def test_a_generated_token_is_explained(folder, tmp_path, capsys):  # noqa: F811
     for more, message in (
         (
             ("--text", text, "--token", "3"),
-            "--token: got 3, and 3 tokens were generated after 'w1 w7 .*; accepted are 0 to 2",
+            "--token must be an integer from 0 to 2, got 3",
         ),
         (("--text", "w1 " * 300), "Shorten it, or ask for fewer"),
+        (("--text", "w1", "--merge-layers", "2"), "merge_layers must be an integer of at least 3, got 2"),
         (("--text", "w1", "--image", "photo.npy"), "leave --image or --explain out"),
         (("--text", "w1", "--explain", str(another)), "is not the checkpoint that"),
         (("--text", "w1", "--explain", str(pickled)), "add --allow-pickle if you trust"),
@@ -64,6 +68,8 @@ def test_a_generated_token_is_explained(folder, tmp_path, capsys):  # noqa: F811
         with pytest.raises(InputError, match=message):
             typed(*more)
     assert capsys.readouterr().out == ""
-    for flag in ("--json", "--token=1", "--allow-pickle"):
+    with pytest.raises(InputError, match="--token: got 2, and 1 tokens were generated after 'w1'; accepted are 0 to 0"):
+        run_prompts._chosen(2, 1, "w1")
+    for flag in ("--json", "--token=1", "--allow-pickle", "--merge-layers=3"):
         with pytest.raises(InputError, match=f"{flag.partition('=')[0]} goes with --explain"):
             run.command(run.make_parser().parse_args([str(folder / "out"), "--text", "w1", flag]))

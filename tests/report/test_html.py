@@ -46,7 +46,7 @@ def read(document):
 
 
 VIEW = TokenView(
-    tokens=("[CLS]", "a", "<b>", "##old", "[SEP]"),
+    tokens=(" [CLS]", " a", " <b>", "old", " [SEP]"),
     kept_site=(2, 0, 2, 1, 0),
     scores={"1.attention": (0.5, -1.0, 2.0, 1.0, -3.0), "2.ffn": (0.1, None, 1.5, -0.5, None)},
     answer="positive 98.0%",
