@@ -22,6 +22,7 @@ from pathlib import Path
 from adtp_export.data.overlaps import SHARED_WORDS, Sentences
 
 SST2_HELD_OUT = {"test": 1000, "dev": 250}  # sentences, or groups that share a phrase
+TUNE_HELD_OUT = {"dev": 2500}  # the same, for adtp-tune, which divides the rows of dev itself
 NEWS_HELD_OUT = {"test": 2000, "dev": 500}  # rows
 TAGGED_HELD_OUT = {"test": 1254, "dev": 500}  # sentences
 ASKED_HELD_OUT = {"test": 300, "dev": 100}  # questions
@@ -29,7 +30,9 @@ ASKED_WORDS = 100  # of a review, at most: longer ones would take hours on two c
 MIN_WORDS = 12
 
 
-def split_sst2(rows: list[tuple[str, str]], rng: random.Random) -> dict[str, list[tuple[str, str]]]:
+def split_sst2(
+    rows: list[tuple[str, str]], rng: random.Random, held_out: dict[str, int] = SST2_HELD_OUT
+) -> dict[str, list[tuple[str, str]]]:
     """Split (label, phrase) rows by sentence."""
     rows = [(label, phrase) for label, text in rows if (phrase := " ".join(text.split()))]
     sentences, parents = Sentences(), {}
@@ -42,9 +45,9 @@ def split_sst2(rows: list[tuple[str, str]], rng: random.Random) -> dict[str, lis
     groups = sorted(set(group_of))
     rng.shuffle(groups)
     part_of = dict.fromkeys(groups, "train")
-    for part, count in SST2_HELD_OUT.items():
+    for part, count in held_out.items():
         part_of.update(dict.fromkeys((groups.pop() for _ in range(count)), part))
-    parts: dict[str, list[tuple[str, str]]] = {"train": [], "dev": [], "test": []}
+    parts: dict[str, list[tuple[str, str]]] = {"train": [], **{part: [] for part in held_out}}
     for label, phrase in rows:
         part = max(part_of[group_of[i]] for i in parents[phrase])  # "train" is the greatest
         if part == "train" or len(phrase.split()) >= MIN_WORDS:
@@ -102,8 +105,9 @@ def main() -> None:
     with gzip.open(options.data / "sst2" / "train.tsv.gz", "rt", encoding="utf-8", newline="\n") as stream:
         next(stream)
         phrases = [tuple(line.rstrip("\n").split("\t")) for line in stream]
-    parts = split_sst2(phrases, random.Random(options.seed))
-    write(options.out / "sst2", ".tsv", parts, lambda row: f"{row[0]}\t{row[1]}\n", "label\tsentence\n")
+    for name, held_out in (("sst2", SST2_HELD_OUT), ("sst2-tune", TUNE_HELD_OUT)):
+        parts = split_sst2(phrases, random.Random(options.seed), held_out)
+        write(options.out / name, ".tsv", parts, lambda row: f"{row[0]}\t{row[1]}\n", "label\tsentence\n")
     grouped = {
         "20news": split_news(read(options.data / "20news" / "train.jsonl.gz"), random.Random(options.seed)),
         "ewt-pos": split_groups(
