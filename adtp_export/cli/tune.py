@@ -87,12 +87,8 @@ def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
             f"{record['verdict']}: {best['told']}, {best['precision']}: {best['speedup']:.2f}x, {found['drop']:.2f} points lost (bound "
             f"{found['bound']:.2f})"
         )
-    likely = [
-        each for each in record["candidates"] if best and each["speedup"] > best["speedup"] and _within(each, record)
-    ]
-    if likely and record["verdict"] == "proven":
-        told = ", ".join(f"{each['told']}, {each['precision']} ({each['speedup']:.2f}x)" for each in likely)
-        console.print(f"Faster and likely, but not proven on so few rows: {told}")
+    if record["goal"]["max_drop"] is not None:
+        _print_others(record, console)
     if record["published"]:
         console.print(f"Wrote {out}/export. What was tried: {out}/tune.html")
         console.print(f"next: adtp-run {out}/export --target {best['target']}")
@@ -102,10 +98,22 @@ def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
         console.print(f"Nothing meets the goal, and nothing was published.{earlier}{tried}")
 
 
-def _within(candidate: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Say whether a candidate was measured to lose no more than it may."""
-    most = record["goal"]["max_drop"]
-    return most is not None and candidate["confirmed"]["drop"] <= most
+def _print_others(record: Mapping[str, Any], console: Console) -> None:
+    """Name what --strict would have chosen, or what it kept from being chosen."""
+    best, most = record["chosen"], record["goal"]["max_drop"]
+    if record["verdict"] == "likely":
+        others = [each for each in record["candidates"] if each["confirmed"]["proven"]]
+        others, begin = sorted(others, key=lambda each: -each["speedup"])[:1], "The fastest that is proven, for --strict"
+    else:
+        others = [
+            each
+            for each in record["candidates"]
+            if best and each["speedup"] > best["speedup"] and each["confirmed"]["drop"] <= most
+        ]
+        begin = "Faster and likely, but not proven on so few rows"
+    if others:
+        told = ", ".join(f"{each['told']}, {each['precision']} ({each['speedup']:.2f}x)" for each in others)
+        console.print(f"{begin}: {told}")
 
 
 if __name__ == "__main__":

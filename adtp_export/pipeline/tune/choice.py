@@ -86,7 +86,8 @@ def choose(
 ) -> tuple[Candidate | None, str]:
     """Return the candidate to publish and how sure it is: `PROVEN` or `LIKELY`; or the `NEAREST` one, which is not to be published.
 
-    A candidate that is no faster than the model is none.
+    A candidate that is no faster than the model is none. A drop that is only likely is as good as a proven one, unless `strict`: the
+    model in INT8 is nearly always proven, and would keep every student from being chosen.
 
     Args:
         most: points that may be lost, or None. speedup: that is asked for, or None.
@@ -99,6 +100,7 @@ def choose(
             for each in faster
         ]
         best, far = (lambda each: -each.speedup), (lambda each: each.confirmed.drop)
+        accepted = [(PROVEN,)] if strict else [(PROVEN, LIKELY)]
     else:
         assert speedup is not None
         rated = [
@@ -107,7 +109,8 @@ def choose(
         ]
         # By dev, because the confirmation rows are to choose nothing.
         best, far = (lambda each: each.drop), (lambda each: -each.speedup)
-    for kind in (PROVEN,) if strict else (PROVEN, LIKELY):
-        if found := [each for rate, each in rated if rate == kind]:
-            return min(found, key=best), kind
+        accepted = [(PROVEN,)] if strict else [(PROVEN,), (LIKELY,)]
+    for kinds in accepted:
+        if found := [(each, rate) for rate, each in rated if rate in kinds]:
+            return min(found, key=lambda each: best(each[0]))
     return (min(faster, key=far) if faster else None), NEAREST
