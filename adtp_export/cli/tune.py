@@ -66,7 +66,7 @@ def _show_plan(record: Mapping[str, Any]) -> None:
     else:
         screen.print("There is no student to train.")
     phases = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in plan["seconds"].items())
-    screen.print(f"Minutes at most: {phases}.")
+    screen.print(f"Minutes, about: {phases}.")
     screen.print(f"Rows: {record['shows']}.")
 
 
@@ -103,7 +103,10 @@ def _print_others(record: Mapping[str, Any], console: Console) -> None:
     best, most = record["chosen"], record["goal"]["max_drop"]
     if record["verdict"] == "likely":
         others = [each for each in record["candidates"] if each["confirmed"]["proven"]]
-        others, begin = sorted(others, key=lambda each: -each["speedup"])[:1], "The fastest that is proven, for --strict"
+        others, begin = (
+            sorted(others, key=lambda each: -each["speedup"])[:1],
+            "The fastest that is proven, for --strict",
+        )
     else:
         others = [
             each

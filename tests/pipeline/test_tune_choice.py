@@ -80,7 +80,7 @@ def rates(found, train=0.01):
     return Rates(train=dict.fromkeys(arms, train), judge=dict.fromkeys(arms, 0.001), explain=0.002, export=20.0)
 
 
-@pytest.mark.parametrize("hours", [0.5, 1, 4])
+@pytest.mark.parametrize("hours", [0.5, 1, 2])
 def test_a_plan_uses_the_time_and_not_more(hours):
     found = levels(times(), None, BOTH)
     plan = make_plan(found, rates(found), (60_000, 500), (hours, hours), (32, 3.0, True))

@@ -103,8 +103,19 @@ def timed(
         first = {f"{MODEL} {FP32}": (exported[MODEL].path, exported[MODEL].targets[FP32])}
         with steps.step("times_s", f"timing {len(entries)} candidates in turns with the model") as progress:
             known[key] = times.deployed({**first, **entries}, rounds, progress)
+        _note_margins(known[key], steps)
         directory.write(path, known)
     return dict(known[key])
+
+
+def _note_margins(measured: Mapping[str, Mapping[str, float]], steps: Steps) -> None:
+    """Say which speedups are known to less than `times.WITHIN`, as on a busy machine."""
+    wide = {
+        name: share for name, found in measured.items() if (share := found["margin"] / found["speedup"]) > times.WITHIN
+    }
+    if wide:
+        told = ", ".join(f"{name} to {share:.0%}" for name, share in wide.items())
+        steps.note(f"the machine was busy: speedups are known less well than to {times.WITHIN:.0%} ({told})")
 
 
 def confirmed(

@@ -85,17 +85,17 @@ class Plan:
 
 
 def survivors(levels: Sequence[Level]) -> list[list[int]]:
-    """Return how many arms of each level each rung trains, at most: `choice.going_on` lets a third go on, and one more."""
+    """Return how many arms of each level each rung trains. `choice.going_on` may let one more go on, and slower levels often end early."""
     counts = [[len(level.arms) for level in levels]]
     for _ in RUNGS[1:]:
-        counts.append([min(count, math.ceil(KEPT * count) + 1) for count in counts[-1]])
+        counts.append([math.ceil(KEPT * count) for count in counts[-1]])
     return counts
 
 
 def seconds_for(
     rows: int, levels: Sequence[Level], rates: Rates, sizes: tuple[int, int], bisects: bool
 ) -> dict[str, float]:
-    """Return what the phases take, at most, where the first rung has so many rows.
+    """Return what the phases take where the first rung has so many rows.
 
     Args:
         sizes: of the training rows, and of the dev rows to choose on.
@@ -125,7 +125,7 @@ def make_plan(
     time_given: tuple[float, float],
     limits: tuple[int, float, bool],
 ) -> Plan:
-    """Return the plan with most rows that is done in time.
+    """Return the plan with most rows that is done in time, give or take some minutes.
 
     Args:
         sizes: of the training rows, and of the dev rows to choose on.
@@ -179,8 +179,12 @@ def measure_rates(
     asked = dataclasses.replace(task.settings, **Arm(1, "0.ffn", 0.5).settings)
     size = next(teacher.get_input_embeddings().parameters()).shape[1]
     dimensions = max(1, round(asked.teacher_dimensions * size))
-    answers: list[Any] = []
-    explain_s = _seconds(lambda: answers.extend(explain(teacher, rows, task.objective, asked.ig_steps, dimensions)))
+
+    def view() -> tuple[Any, Any]:
+        return explain(teacher, rows, task.objective, asked.ig_steps, dimensions)
+
+    answers = view()  # not timed: the first run of anything takes longer
+    explain_s = _seconds(view)
     task = dataclasses.replace(task, parts={**task.parts, "train": rows.with_teacher(*answers)})
     train, judged = {}, {}
     for done, arm in enumerate(arms):

@@ -35,7 +35,7 @@ from .shapes import RETENTIONS, Arm, Table, Time, depths, site_of
 
 BATCHES = 4
 """Of a file, that are run."""
-TABLE_SECONDS, FINAL_SECONDS = 30.0, 10.0
+TABLE_SECONDS, FINAL_SECONDS = 30.0, 30.0
 WITHIN = 0.05
 """Margin of the last speedups, as a share of them; for it the last timing may take ten times as long."""
 SHAPE = re.compile(r"[1-9]\d*x[1-9]\d*")
