@@ -7,7 +7,7 @@ RELEASE := build/release
 WORKERS ?= 2
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' adtp_export/contract.py)
 
-.PHONY: demo test test-all triton-server deepsparse llamacpp coverage lint release-check clean
+.PHONY: demo test quick test-all triton-server deepsparse llamacpp coverage lint release-check clean
 demo: $(VENV)/installed
 	$(BIN)/adtp-export demo/student --trt --openvino --out $(DEMO_OUT) --force
 	$(BIN)/adtp-run $(DEMO_OUT) --kept \
@@ -17,7 +17,11 @@ demo: $(VENV)/installed
 	@echo "Export your own model: $(BIN)/adtp-export MODEL_DIR"
 	@echo "Serve it:              adtp_export.load(\"$(DEMO_OUT)\") in Python; docs/deployment.md has more"
 
-test: $(VENV)/installed lint
+# Types are checked while tests are collected and the first of them run.
+test: $(VENV)/installed
+	$(MAKE) --no-print-directory --jobs=2 lint quick
+
+quick: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
 
 test-all: $(VENV)/installed lint

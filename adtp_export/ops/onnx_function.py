@@ -9,6 +9,7 @@ rectangles of sequences: it cuts the packed tokens into blocks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -302,6 +303,7 @@ def portable_function(name: str = ATTENTION) -> onnx.FunctionProto:
     return flat(_OPERATORS[name], _PARTS)
 
 
+@functools.cache
 def portable_functions() -> tuple[onnx.FunctionProto, ...]:
     """The bodies of all operators that exporters emit."""
     return tuple(flat(operator, _PARTS) for operator in _OPERATORS.values())

@@ -6,6 +6,8 @@ in which the kernel multiplies them (`plugins/cpu/linear.h`), which runtimes do 
 
 from __future__ import annotations
 
+import functools
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -112,6 +114,7 @@ def AdtpInt8LinearGelu(x, weight, scale, sums, bias, in_features: int, least_sca
     return op.Gelu(IntegerLinear(x, weight, scale, sums, bias, in_features, least_scale))
 
 
+@functools.cache
 def linear_functions() -> tuple[onnx.FunctionProto, ...]:
     """The bodies of all operators: standard operators, opset 20."""
     written_out = (Unpack, QuantizeRows, IntegerLinear, AdtpBf16Linear)

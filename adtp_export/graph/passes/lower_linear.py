@@ -21,6 +21,7 @@ from ...contract import (
     PRODUCTS,
 )
 from ...ops import onnx_linear
+from .ship_attention_body import ShipAttentionBody
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,7 @@ class LowerLinear(InPlacePass):
         for name in [name for name, value in graph.initializers.items() if not value.uses()]:
             if not graph.initializers[name].is_graph_output():
                 graph.initializers.pop(name)
-        functions = map(ir.serde.deserialize_function, onnx_linear.linear_functions())
-        called = {node.op_identifier() for node in graph}
-        model.functions.update({each.identifier(): each for each in functions if each.identifier() in called})
+        ShipAttentionBody(onnx_linear.linear_functions)(model)
         model.opset_imports[DOMAIN] = DOMAIN_VERSION
         model.metadata_props[f"{METADATA}{PRECISION}"] = "bf16" if self.int8 is None else "int8"
         return PassResult(model, modified=True)

@@ -23,9 +23,9 @@ class ShipAttentionBody(InPlacePass):
 
     def call(self, model: ir.Model) -> PassResult:
         called = {node.op_identifier() for node in model.graph}
-        functions = map(ir.serde.deserialize_function, self.bodies())
-        wanted = {function.identifier(): function for function in functions if function.identifier() in called}
-        model.functions.update(wanted)
+        wanted = [body for body in self.bodies() if (body.domain, body.name, body.overload) in called]
+        for function in map(ir.serde.deserialize_function, wanted):
+            model.functions[function.identifier()] = function
         return PassResult(model, modified=bool(wanted))
 
     def ensures(self, model: ir.Model) -> None:
