@@ -7,7 +7,9 @@ import copy
 import functools
 
 import onnxscript.rewriter  # noqa: F401 - which the exporter imports at the first trace
+import torch.fx.config
 from onnxscript.rewriter._rewrite_rule import RewriteRule
+from torch._export import utils
 from torch.fx import Interpreter
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.onnx._internal.fx.passes import type_promotion
@@ -16,6 +18,8 @@ AS_THEY_ARE = {
     (ONNXRegistry, "from_torchlib"): ONNXRegistry.__dict__["from_torchlib"],
     (RewriteRule, "try_rewrite"): RewriteRule.try_rewrite,
     (type_promotion.InsertTypePromotion, "_run"): type_promotion.InsertTypePromotion._run,
+    (utils, "_materialize_cpp_cia_ops"): utils._materialize_cpp_cia_ops,
+    (torch.fx.config, "do_not_emit_stack_traces"): False,  # which says where in the code each node comes from
 }
 """What this replaces."""
 
@@ -71,3 +75,7 @@ def _insert_types(self):
 ONNXRegistry.from_torchlib = staticmethod(_from_torchlib)
 RewriteRule.try_rewrite = _try_rewrite
 type_promotion.InsertTypePromotion._run = _insert_types
+utils._materialize_cpp_cia_ops = functools.cache(
+    utils._materialize_cpp_cia_ops
+)  # no operator is registered after the imports
+torch.fx.config.do_not_emit_stack_traces = True

@@ -198,7 +198,7 @@ class PrunedEncoder(PreTrainedModel):
     @property
     def site_names(self) -> tuple[str, ...]:
         """Sites in order, such as ``("0.ffn",)``."""
-        return tuple(str(site) for site in self.config.sites)
+        return tuple(key.replace("_", ".") for key in self.pruners)
 
     @property
     def input_names(self) -> tuple[str, ...]:
