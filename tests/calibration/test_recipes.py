@@ -52,6 +52,8 @@ def test_excluded_products(tmp_path):
         ("target = ", "cannot be read as a recipe"),
         (GOOD + f"smooth = {'9' * 5000}\n", "cannot be read as a recipe"),
         (GOOD + f"smooth = {'9' * 400}\n", "smooth is 2.0; accepted are 0 to 1"),
+        (GOOD + 'activations = "per-token"\n', 'is for target = "linear", and that takes nothing else'),
+        (GOOD.replace("trt", "linear") + 'activations = "per-token"\n', 'is for int8 with base = "fp32"'),
         (GOOD + f"exclude = {'[' * 5000}{']' * 5000}\n", "cannot be read as a recipe"),
         (GOOD + f"exclude = [{'[],' * 10**6}]\n", "got 3,000,.* bytes; accepted are at most 65,536"),
         (GOOD + f"exclude = {'[' * 70}{']' * 70}\n", "nested deeper than 64"),

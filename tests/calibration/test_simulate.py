@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import as_numpy, make_batch, make_student
+from language_models import save_causal
 
 from adtp_export.calibration import recipes, simulate
 from adtp_export.calibration.collect import collect
 from adtp_export.calibration.plan import QuantizationPlan, make_quantization_plan
+from adtp_export.calibration.quantize import stored_weight
+from adtp_export.model.decoder import load_decoder
 from adtp_export.model.packed import PackedStudent
 
 RECIPES = {path.stem: path for path in sorted(recipes.DIRECTORY.glob("*.toml"))}
@@ -93,3 +96,26 @@ def test_the_student_is_what_it_was_after_an_error_too(student, batches, plan, m
     with pytest.raises(KeyboardInterrupt):
         work(student, plan, batches)
     assert state(student) == before
+
+
+def test_products_of_a_model_that_generates_text(tmp_path):
+    """A copy has the weights that the plan stores, times their scales, and rounds the inputs of each product to 256 numbers per token."""
+    save_causal(tmp_path, "llama", num_hidden_layers=1)
+    decoder = load_decoder(tmp_path)
+    products = simulate.products_of(decoder.backbone)
+    before = {name: [part.weight.clone() for part in parts] for name, parts in products.items()}
+    plan, rounded = simulate.quantize_decoder(decoder, recipes.built_in("linear", "int8"))
+    assert plan.scales.keys() == products.keys()
+    for name, parts in simulate.products_of(rounded.backbone).items():
+        scales, whole = plan.scales[name], np.concatenate([weight.numpy() for weight in before[name]])
+        found = np.concatenate([part.weight.numpy() for part in parts])
+        assert np.array_equal(found, stored_weight(whole, scales, plan).astype(np.float32) * scales.weight[:, None])
+        assert (np.abs(found - whole) <= scales.weight[:, None] * (0.5 + 2**-20)).all()
+        x = torch.randn(3, found.shape[1], generator=torch.Generator().manual_seed(0))
+        (seen,) = simulate._round_tokens(parts[0], (x,))
+        assert torch.equal(parts[0](x), torch.nn.functional.linear(seen, parts[0].weight, parts[0].bias))
+        assert max(len(row.unique()) for row in seen) <= 256
+        assert not torch.equal(seen, x)
+    assert all(
+        torch.equal(part.weight, old) for name, parts in products.items() for part, old in zip(parts, before[name])
+    )
