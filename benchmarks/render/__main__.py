@@ -13,11 +13,11 @@ from benchmarks.gpu.schemas import kind_of, read
 from benchmarks.harness.records import RECORDS, ROOT, read_document, read_lines
 from benchmarks.render import cpu, decoders, equal_time, gpu, gpu_table, options, precision, pruning, serving
 from benchmarks.render.plots import plots
-from benchmarks.render.students import render_causal, render_dropped, render_masking, render_students
+from benchmarks.render.students import render_causal, render_dropped, render_masking, render_students, render_tuned
 
 DOCUMENTS = (
     "README.md",
-    *(f"docs/{name}.md" for name in ["results", "latency", "gpu", "systems", "serving", "scale", "rag"]),
+    *(f"docs/{name}.md" for name in ["results", "latency", "gpu", "systems", "serving", "scale", "rag", "tuning"]),
 )
 
 WHOLE_FILES = {
@@ -34,6 +34,7 @@ WHOLE_FILES = {
     "dropped.json": render_dropped,
     "flow.json": decoders.render_flow,
     "masking.json": render_masking,
+    "tune.json": render_tuned,
     "end-to-end.json": cpu.render_end_to_end,
     "sparse-weights.json": cpu.render_sparse,
     "rag.json": serving.render_rag,

@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from typing import Any
 
+from adtp_export.report.tuned import COLUMNS, cells
 from benchmarks.render.tables import place, table
 
 ADAPTIVE, STATIC, RANDOM = "adaptive", "static", "random"
@@ -213,6 +214,24 @@ def render_masking(record: dict[str, Any]) -> str:
         f"checkpoint kept, repeats counted. `python -m benchmarks.students.masking`; {place(record)}.\n\n"
         "Gains are against the first student of the same kind. After ±: the 95% interval of the paired difference over the test prompts, "
         "and twice the standard error over seeds, added as squares."
+    )
+    return f"{table(heads, lines)}\n\n{told}"
+
+
+def render_tuned(record: dict[str, Any]) -> str:
+    """Return what a run of `adtp-tune` found, beside the model in INT8."""
+    int8 = next((each["speedup"] for each in record["candidates"] if each["name"] == "model"), None)
+    lines = []
+    for each in record["candidates"]:
+        name, *figures = cells(each)
+        over = f"{each['speedup'] / int8:.2f}x" if int8 else ""
+        lines.append([f"{name} (chosen)" if each == record["chosen"] else name, figures[0], over, *figures[1:]])
+    heads = [COLUMNS[0], "speedup over the model", "over its INT8", *COLUMNS[2:]]
+    minutes = sum(record["durations_s"].values()) / 60
+    told = (
+        f"{len(record['trials'])} trials; {minutes:.0f} minutes; the verdict is {record['verdict']}. The model answers "
+        f"{record['teacher']['test']:.2%} of {record['rows']['test']:,} confirmation rows right. {record['shows'][0].upper()}"
+        f"{record['shows'][1:]}. {place(record)}."
     )
     return f"{table(heads, lines)}\n\n{told}"
 

@@ -13,7 +13,7 @@ from accelerate import PartialState
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...environment import machine, versions
+from ...environment import commit, cpu, versions
 from ...io import read_json, written_whole
 from ...report import tuned
 from ...training.models import load_teacher
@@ -153,8 +153,9 @@ class Run:
                 for each in tried
             ],
             "durations_s": self.steps.durations_s,
-            "machine": machine(),
+            "device": cpu(0),
             "versions": versions(),
+            "commit": commit(),
         }
         if self.possible:  # else nothing was searched, and another goal begins with the times of shapes
             with written_whole(self.out / directory.PAGE) as partial:
