@@ -7,7 +7,7 @@ RELEASE := build/release
 WORKERS ?= 2
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' adtp_export/contract.py)
 
-.PHONY: demo test quick test-all triton-server deepsparse llamacpp coverage lint release-check clean
+.PHONY: demo test quick test-all triton-server deepsparse llamacpp coverage lint style types release-check clean
 demo: $(VENV)/installed
 	$(BIN)/adtp-export demo/student --trt --openvino --out $(DEMO_OUT) --force
 	$(BIN)/adtp-run $(DEMO_OUT) --kept \
@@ -18,8 +18,8 @@ demo: $(VENV)/installed
 	@echo "Serve it:              adtp_export.load(\"$(DEMO_OUT)\") in Python; docs/deployment.md has more"
 
 # Types are checked while tests are collected and the first of them run.
-test: $(VENV)/installed
-	$(MAKE) --no-print-directory --jobs=2 lint quick
+test: $(VENV)/installed style
+	$(MAKE) --no-print-directory --jobs=2 types quick
 
 quick: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
@@ -62,9 +62,13 @@ coverage: $(VENV)/installed
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --cov --cov-report= --cov-report=json:build/coverage.json
 	$(BIN)/python tests/coverage_by_room.py build/coverage.json $(RAISE)
 
-lint: $(VENV)/installed
+lint: style types
+
+style: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed
 	mkdir -p build/as-installed/adtp_export
 	ln -sfn $(CURDIR)/adtp_export/* $(CURDIR)/calibration $(CURDIR)/plugins build/as-installed/adtp_export/
 	$(BIN)/mypy

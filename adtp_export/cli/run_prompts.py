@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import InputError, check_int, flag_name, printable, quoted
 from ..explain.records import PromptExplained
-from ..report.explained import FLOW_HEAD, largest
+from ..report.explained import FLOW_HEAD, largest, shown
 from .console import check_place, print_json, rich_console, watched, writing_place
 from .parsing import Parser
 
@@ -79,7 +79,7 @@ def add_generation(parser: Parser) -> None:
         "--merge-layers",
         metavar="N",
         type=int,
-        help="with --explain: merge the model's layers into N, 3 or more, which takes less time for long prompts, and is not exact "
+        help="with --explain: merge the model's layers until N are left, 3 or more; faster for long prompts, and not exact "
         "(default: merge none)",
     )
 
@@ -178,6 +178,10 @@ def _check_explanation(options: argparse.Namespace, new_tokens: int) -> None:
         return
     if options.token is not None:
         check_int("--token", options.token, 0, new_tokens - 1)
+    if options.merge_layers is not None:
+        from ..explain.merged_layers import FEWEST
+
+        check_int("--merge-layers", options.merge_layers, FEWEST)
     if options.image is not None:
         raise InputError(
             "--explain: attention flow is of prompts of text, and image tokens have no ids; leave --image or --explain out"
@@ -230,7 +234,9 @@ def _chosen(token: int | None, generated: int, text: str) -> int:
     if token is None or 0 <= token < generated:
         return token or 0
     accepted = f"accepted are 0 to {generated - 1}" if generated else "leave it out"
-    raise InputError(f"--token: got {token}, and {generated} tokens were generated after {quoted(text)}; {accepted}")
+    raise InputError(
+        f"--token: got {token}; the number of tokens generated after {quoted(text)} is {generated}, so {accepted}"
+    )
 
 
 def _print_explained(options: argparse.Namespace, text: str, answer: str, explained: PromptExplained) -> None:
@@ -246,7 +252,7 @@ def _print_explained(options: argparse.Namespace, text: str, answer: str, explai
     for name, value in (
         ("text", text),
         ("generated", answer),
-        ("explained", explained.token.removeprefix(" ") or "the end of the text"),
+        ("explained", shown(explained.token) or "the end of the text"),
     ):
         print(printable(f"{name}: {value}"))
     table = Table(*FLOW_HEAD)

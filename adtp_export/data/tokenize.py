@@ -149,7 +149,7 @@ def readable(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
     """Return tokens as text, a space before each that begins a word; one that is a part of a character is as `strings` has it."""
     spelled, decoder = strings(tokenizer, ids), tokenizer.decoder
     if decoder is None:
-        return [f" {token}" for token in spelled]
+        return [token[2:] if token.startswith("##") else f" {token}" for token in spelled]
     texts = (decoder.decode(["a", token]).removeprefix("a") for token in spelled)
     return [token if UNFINISHED in text or not text else text for token, text in zip(spelled, texts)]
 

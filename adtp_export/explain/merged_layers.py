@@ -1,8 +1,8 @@
 """Fewer layers for attention flow: stretches of layers are merged into one, so the graph of a long prompt is smaller.
 
 An edge of a merged layer leads to whatever can be reached along the stretch, with the largest capacity in it.
-The first layer and the last stay. Of the others those stay in which random routes are narrowest most often, as many as there is room
-for; dynamic programming finds them.
+The first layer and the last stay. Of the others, it keeps those in which random routes are narrowest most often, as many as there is
+room for. Dynamic programming finds them.
 
 Source: Xu et al., FlowPrune (NeurIPS 2025).
 """
@@ -64,7 +64,7 @@ def stretches(counts: Sequence[int], left: int) -> list[tuple[int, int]]:
             gain, before = best(begin, room - 1)
             if before:
                 found.append((gain + (counts[begin] if end - begin == 1 else 0), (*before, (begin, end))))
-        return max(found, default=(-1, ()))
+        return max(found, key=lambda each: (each[0], len(each[1])), default=(-1, ()))
 
     last = len(counts) - 1
     return [*best(last, left - 1)[1], (last, last + 1)]

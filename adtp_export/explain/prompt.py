@@ -34,7 +34,7 @@ def prompt_flow(
         decoder: of any family that generates text; nothing leaves on the way.
         ids: n tokens without padding, none of an image.
         token: the index of the token that is explained, from -n to n - 1; -1: what follows the text. Tokens behind it have a flow of 0.
-        merge_layers: merge the layers into so many, 3 or more, which takes less time for long texts and is not exact; None: do not.
+        merge_layers: merge layers until so many are left, 3 or more, which takes less time for long texts and is not exact; None: do not.
         watch: takes the tokens, and gives them back one by one while their flows are computed, to show progress.
 
     Raises:

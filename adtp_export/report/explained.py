@@ -44,10 +44,16 @@ def rows(tokens: Sequence[str], explanation: Explanation, sites: Sequence[str]) 
     return found
 
 
+def shown(token: str) -> str:
+    """Return what is shown of a token that is text: without the space before it, and with marks for one that is nothing but space."""
+    word = token.removeprefix(" ")
+    return word if word.strip() else token.replace(" ", "␣").replace("\n", "\\n").replace("\t", "\\t")
+
+
 def largest(explained: PromptExplained) -> list[tuple[str, ...]]:
     """Return a row for each of the tokens with the largest flow, largest first, with the columns of `FLOW_HEAD`."""
     order = sorted(range(len(explained.flow)), key=lambda i: -explained.flow[i])[:LARGEST]
     return [
-        (explained.tokens[i], str(i), "prompt" if i < explained.prompt else "answer", f"{explained.flow[i]:.3f}")
+        (shown(explained.tokens[i]), str(i), "prompt" if i < explained.prompt else "answer", f"{explained.flow[i]:.3f}")
         for i in order
     ]

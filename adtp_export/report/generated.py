@@ -11,7 +11,7 @@ import numpy as np
 
 from ..explain.records import PromptExplained
 from ..inference.traced import Drawn, Entering, Trace
-from .explained import FLOW_HEAD, largest
+from .explained import FLOW_HEAD, largest, shown
 from .html import page, section, table
 from .texts import shaded
 
@@ -92,9 +92,9 @@ def _picture(trace: Trace) -> str:
 
 
 def _flow(explained: PromptExplained) -> str:
-    name, layers = escape(explained.token.removeprefix(" ")), explained.merge_layers
+    name, layers = escape(shown(explained.token)), explained.merge_layers
     token = f"the generated token <code>{name}</code>" if name else "the end of the text"
-    inexact = f"The layers are merged into {layers}, so flows are not exact. " if layers else ""
+    inexact = f"Layers are merged until at most {layers} are left, so flows may not be exact. " if layers else ""
     tips = [f"flow {value:.3f}" for value in explained.flow]
     rows = [(f"<code>{escape(row[0])}</code>", *row[1:]) for row in largest(explained)]
     return (

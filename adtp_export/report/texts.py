@@ -7,7 +7,7 @@ from html import escape
 
 from ..artifacts.records import Manifest
 from ..explain.records import Explanation, TokenView, Views
-from .explained import in_words, passed
+from .explained import in_words, passed, shown
 
 SHADES = 3
 """Colours of dropping sites; later sites share the last one."""
@@ -74,8 +74,7 @@ def shaded(tokens: Sequence[str], values: Sequence[float], tips: Sequence[str]) 
 
 def _word(token: str) -> tuple[str, str, str]:
     """Return what is shown of a token, the space before it, and the class of those that go on with a word."""
-    word = token.removeprefix(" ")
-    return (word, "", " glued") if word == token else (word, " ", "")
+    return (shown(token), " ", "") if token.startswith(" ") else (shown(token), "", " glued")
 
 
 def _token(view: TokenView, i: int, sites: Sequence[str]) -> str:

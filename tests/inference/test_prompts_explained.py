@@ -58,7 +58,7 @@ def test_a_generated_token_is_explained(folder, tmp_path, capsys):  # noqa: F811
             "--token must be an integer from 0 to 2, got 3",
         ),
         (("--text", "w1 " * 300), "Shorten it, or ask for fewer"),
-        (("--text", "w1", "--merge-layers", "2"), "merge_layers must be an integer of at least 3, got 2"),
+        (("--text", "w1", "--merge-layers", "2"), "--merge-layers must be an integer of at least 3, got 2"),
         (("--text", "w1", "--image", "photo.npy"), "leave --image or --explain out"),
         (("--text", "w1", "--explain", str(another)), "is not the checkpoint that"),
         (("--text", "w1", "--explain", str(pickled)), "add --allow-pickle if you trust"),
@@ -68,7 +68,9 @@ def test_a_generated_token_is_explained(folder, tmp_path, capsys):  # noqa: F811
         with pytest.raises(InputError, match=message):
             typed(*more)
     assert capsys.readouterr().out == ""
-    with pytest.raises(InputError, match="--token: got 2, and 1 tokens were generated after 'w1'; accepted are 0 to 0"):
+    with pytest.raises(
+        InputError, match="--token: got 2; the number of tokens generated after 'w1' is 1, so accepted are 0 to 0"
+    ):
         run_prompts._chosen(2, 1, "w1")
     for flag in ("--json", "--token=1", "--allow-pickle", "--merge-layers=3"):
         with pytest.raises(InputError, match=f"{flag.partition('=')[0]} goes with --explain"):

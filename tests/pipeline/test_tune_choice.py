@@ -253,6 +253,9 @@ def test_page_and_screen_tell_all_candidates(capsys):
     assert "Faster and likely, but not proven on so few rows: b, fp32 (4.00x)" in screen.err
     command._show({**record, "verdict": "likely", "chosen": record["candidates"][-1]}, "out", out)
     assert "The fastest that is proven, for --strict: a, fp32 (3.00x)" in capsys.readouterr().err
+    alone = recorded([candidate("b", 4.0, 0.4, 1.4)], 1.0)
+    command._show({**alone, "candidates": [{**alone["candidates"][0], "speedup": 1.02}, alone["chosen"]]}, "out", out)
+    assert "for --strict" not in capsys.readouterr().err
     assert "next: adtp-run out/export --target cpu" in screen.err
     assert "Each bound holds with 95%, for all candidates together" in render(recorded([], None, 2.0), "m")
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from adtp_export.artifacts.records import Manifest, OutputParity, Parity, ShapeRange, Target
 from adtp_export.inference.answers.spans import best_spans
-from adtp_export.report import html, markdown
+from adtp_export.report import explained, html, markdown
 from adtp_export.report.names import NAMES
 from adtp_export.verify.oracle import run_oracle
 from adtp_export.verify.views import make_views
@@ -111,3 +111,10 @@ def test_the_nearest_texts_are_listed_with_their_cosines(shown):
         assert [cosine for _, cosine in view.near] == pytest.approx(others[:3], abs=1e-6)
     assert document.count("<li>") == 3 * len(views.texts)
     assert f"<b>{views.texts[0].near[0][1]:.3f}</b>" in document
+
+
+@pytest.mark.parametrize(
+    ("token", "seen"), [(" film", "film"), ("s", "s"), (" ", "␣"), ("\n", "\\n"), ("\n\t", "\\n\\t"), ("", "")]
+)
+def test_no_token_is_invisible(token, seen):
+    assert explained.shown(token) == seen

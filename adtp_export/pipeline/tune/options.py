@@ -56,7 +56,8 @@ class TuneOptions(Options):
         "what speed is measured on: a file of texts, in batches of 32 as they come, or a shape such as 8x128 or 1x64 (default: dev rows "
         "in batches of 32)", "search", metavar="FILE|BxS")
     precisions: str = option("fp32,int8", "precisions to export in: fp32, int8", "search", metavar="LIST", flag="--precision")
-    hours: float = option(1.0, "time for everything; how many rows each student is trained on follows from it", "search", within=POSITIVE)
+    hours: float = option(1.0, "about how long everything takes; how many rows students are trained on follows from it", "search",
+        within=POSITIVE)
     epochs: float = option(3.0, "most epochs that any student is trained for", "search", within=POSITIVE)
     batch_size: int = option(32, "rows per training step", "search", within=COUNT)
     learning_rate: float = option(1e-4, "peak learning rate of the students", "search", within=POSITIVE)
