@@ -10,7 +10,7 @@ other edge crosses it, the flow is that of the whole graph, for no flow exceeds 
 flow is computed again.
 
 Source: Abnar and Zuidema, Quantifying Attention Flow in Transformers (ACL 2020), for the graph. Xu et al., FlowPrune (NeurIPS 2025), for
-the idea that a cut says which edges matter. Its other idea, fewer layers, is not used: see `docs/decisions.md`.
+the idea that a cut says which edges matter. Its other idea, fewer layers, is `merged_layers`.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ def prompt_flow(
         InputError: the text is empty or too long, has an image token or an id that the model does not know, there is no such token, or the
             layers cannot be merged into so few.
     """
-    check_merged(merge_layers)
+    if merge_layers is not None:
+        check_int("merge_layers", merge_layers, FEWEST)
     tokens, vocabulary = len(ids), int(decoder.backbone.config.vocab_size)
     if not 1 <= tokens <= decoder.max_tokens:
         raise InputError(f"ids: got {tokens} tokens; the model reads 1 to {decoder.max_tokens}, so give a shorter text")
@@ -59,12 +60,6 @@ def prompt_flow(
         layers = merge(layers, merge_layers)
     found = flows(layers, np.full(place + 1, len(layers)), watch(range(place + 1)), [place])
     return np.concatenate([found, np.zeros(tokens - place - 1)])
-
-
-def check_merged(merge_layers: int | None) -> None:
-    """Raises InputError where layers cannot be merged into so few."""
-    if merge_layers is not None:
-        check_int("merge_layers", merge_layers, FEWEST)
 
 
 def attended(backbone: Backbone, ids: Sequence[int]) -> list[np.ndarray]:

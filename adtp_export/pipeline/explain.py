@@ -60,11 +60,10 @@ def prompt_explainer(
 
     Args and errors: as of `explainer`, for a model that generates text. how: `merge_layers` and `watch` of `prompt_flow`.
     """
-    from ..explain.prompt import check_merged, prompt_flow
+    from ..explain.prompt import prompt_flow
     from ..model.checkpoint import weight_files
     from ..model.decoder import load_decoder
 
-    check_merged(how.get("merge_layers"))
     decoder = load_decoder(model_dir, allow_pickle=allow_pickle)
     hashed = sha256(model_dir / "config.json", *weight_files(model_dir, allow_pickle))
     _check_same(hashed, model_dir, out, manifest)

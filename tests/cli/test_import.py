@@ -101,8 +101,9 @@ def test_the_command_says_what_it_took_it_for(tmp_path, top):
     assert again.returncode == 0, again.stderr
     record = json.loads(again.stdout)
     assert (record["method"], record["backbone"], len(record["notes"])) == ("top", "bert", 2)
-    manifest = adtp_export.export(out, tmp_path / "export")
+    manifest = adtp_export.export(out, tmp_path / "export", openvino=True)
     assert {target.status for target in manifest.targets.values()} == {"verified"}
+    assert len(manifest.targets) == 2
     assert manifest.checkpoint["method"] == "top"
 
 

@@ -13,7 +13,7 @@ from ragged_inputs import HEAD_SIZE, HEADS, bounds, distance_terms, make_distanc
 
 from adtp_export.contract import ATTENTION_DISENTANGLED, ATTENTION_RELATIVE, ATTENTION_WINDOW, DOMAIN, RECEIVED
 from adtp_export.graph.passes.drop_unused_received import DropUnusedReceived
-from adtp_export.graph.passes.ship_attention_body import ShipAttentionBody
+from adtp_export.graph.passes.ship_bodies import ShipBodies
 from adtp_export.graph.program import quiet_exporter
 from adtp_export.ops import onnx_function
 from adtp_export.ops.disentangled_attention import ragged_attention_disentangled
@@ -158,7 +158,7 @@ def graph() -> ir.Model:
             custom_translation_table=onnx_function.translations(),
         )
     DropUnusedReceived()(program.model)
-    ShipAttentionBody(onnx_function.portable_functions)(program.model)
+    ShipBodies(onnx_function.portable_functions)(program.model)
     return program.model
 
 

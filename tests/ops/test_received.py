@@ -13,7 +13,7 @@ from ragged_inputs import HEAD_SIZE, HEADS, RAGGED, bounds, make_inputs, probabi
 
 from adtp_export.contract import ATTENTION, ATTENTION_FROM_OTHERS, ATTENTION_RECEIVED, DOMAIN
 from adtp_export.graph.passes.lower_to_ort_packed_attention import LowerToOrtPackedAttention
-from adtp_export.graph.passes.ship_attention_body import ShipAttentionBody
+from adtp_export.graph.passes.ship_bodies import ShipBodies
 from adtp_export.graph.program import quiet_exporter
 from adtp_export.ops import onnx_function
 from adtp_export.ops.ragged_attention import (
@@ -121,7 +121,7 @@ def export(module, dtype=torch.float32) -> ir.Model:
             dynamic_shapes=(tokens, tokens, tokens, {0: torch.export.Dim("sequences")}),
             custom_translation_table=onnx_function.translations(),
         )
-    ShipAttentionBody(onnx_function.portable_functions)(program.model)
+    ShipBodies(onnx_function.portable_functions)(program.model)
     return program.model
 
 

@@ -22,7 +22,7 @@ from .lower_to_ort_packed_attention import LowerToOrtPackedAttention
 from .name_kept_rows import NameKeptRows
 from .prepend_zeros_by_concat import PrependZerosByConcat
 from .readable_names import ReadableNames
-from .ship_attention_body import ShipAttentionBody
+from .ship_bodies import ShipBodies
 
 Passes: TypeAlias = tuple[InPlacePass, ...]
 
@@ -33,10 +33,10 @@ PORTABLE: Passes = (
     DropUnusedReceived(),
     ReadableNames(),
     NameKeptRows(),
-    ShipAttentionBody(onnx_function.portable_functions),
+    ShipBodies(onnx_function.portable_functions),
 )
 DECODER: Passes = tuple(each for each in PORTABLE if not isinstance(each, (DropUnusedReceived, NameKeptRows)))
-FIXED: Passes = (*PORTABLE[:-1], ShipAttentionBody(onnx_fixed.fixed_functions))
+FIXED: Passes = (*PORTABLE[:-1], ShipBodies(onnx_fixed.fixed_functions))
 DEBUG_OUTPUTS: Passes = (AddKeptSite(),)
 PRECISION: dict[str, Passes] = {
     "fp16": (ConvertPrecision(ir.DataType.FLOAT16),),

@@ -1,4 +1,4 @@
-"""Put the portable bodies of ragged attention into the model, beside the nodes that call them."""
+"""Put the portable bodies of operators into the model, beside the nodes that call them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
 from ...contract import DOMAIN
 
 
-class ShipAttentionBody(InPlacePass):
+class ShipBodies(InPlacePass):
     """Runtimes without a kernel of that name inline the function; the others never look at it.
 
     Args:
