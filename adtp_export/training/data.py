@@ -23,6 +23,8 @@ from ..model.registry import input_names
 from .settings import TrainOptions
 
 SPLITS = ("train", "dev", "test")
+EVAL_BATCH, EVAL_TOKENS = 64, 4096
+"""Of a batch that is evaluated, the most rows and tokens. Of 512 tokens, 8 rows at a time took two thirds of the time of 64."""
 
 
 @dataclass(frozen=True)
@@ -256,11 +258,18 @@ class Examples(torch.utils.data.Dataset):
             batch["teacher_logits"] = joined([self.teacher_logits[i] for i in numbers])
         return batch
 
-    def batches(self, size: int) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-        """Yield row numbers and batches of rows of similar length, longest first, so that memory runs out at once or never."""
+    def batches(
+        self, size: int = EVAL_BATCH, tokens: int = EVAL_TOKENS
+    ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+        """Yield row numbers and batches of rows of similar length, longest first, so that memory runs out at once or never.
+
+        Args:
+            size: most rows of a batch. tokens: most tokens of a batch with its padding, where more than one row is in it.
+        """
         order = sorted(range(len(self)), key=lambda i: -len(self.encoded[i].input_ids))
-        for begin in range(0, len(order), size):
-            numbers = order[begin : begin + size]
+        while order:
+            rows = min(size, max(1, tokens // len(self.encoded[order[0]].input_ids)))
+            numbers, order = order[:rows], order[rows:]
             yield numbers, self.collate(numbers)
 
     def some(self, numbers: Sequence[int]) -> Examples:

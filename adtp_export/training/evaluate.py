@@ -23,7 +23,6 @@ from .methods.gated import last_received
 from .objectives import Objective
 from .settings import GRADIENT_DIFFERENCE, INTEGRATED_GRADIENTS
 
-EVAL_BATCH = 64
 MIN_CANDIDATES = 4
 """Shorter texts say nothing about an order of tokens."""
 
@@ -41,7 +40,7 @@ def all_answers(model: nn.Module, examples: Examples, objective: Objective) -> t
     device = next(model.parameters()).device
     answers: list[Tensor] = []
     numbers: list[int] = []
-    for chosen, batch in examples.batches(EVAL_BATCH):
+    for chosen, batch in examples.batches():
         answer = objective.ask(model, to_device(batch, device)).float().cpu()
         answers += split(answer, batch[ATTENTION_MASK].sum(1))
         numbers += chosen
@@ -70,7 +69,7 @@ def explain(
     answers: list[Tensor] = [torch.empty(0)] * len(examples)
     attribution: list[Tensor] = [torch.empty(0)] * len(examples)
     done = 0
-    for numbers, batch in examples.batches(EVAL_BATCH):
+    for numbers, batch in examples.batches():
         moved = {name: values.to(device) for name, values in batch.items()}
         run = functools.partial(objective.ask, model, to_device(batch, device))
         score = functools.partial(objective.score, batch=moved)
@@ -105,7 +104,7 @@ def ask(
     answers: list[Tensor] = [torch.empty(0)] * len(examples)
     tokens: list[Tensor] = [torch.empty(0)] * len(examples)
     done = 0
-    for numbers, batch in examples.batches(EVAL_BATCH):
+    for numbers, batch in examples.batches():
         inputs = to_device(batch, device)
         lengths = batch[ATTENTION_MASK].sum(1)
         for i, own in zip(numbers, split(objective.ask(model, inputs).cpu(), lengths)):
@@ -134,7 +133,7 @@ def judge(model: Method, examples: Examples, explained: bool = False) -> Judgeme
     alive: list[np.ndarray] = []
     chosen: dict[str, list[np.ndarray]] = {}
     observed: list[tuple[Observed, Tensor]] = []
-    for rows, batch in examples.batches(EVAL_BATCH):
+    for rows, batch in examples.batches():
         inputs = {name: values.to(device) for name, values in batch.items()}
         if explained:
             answer, counts, seen = model.observe(inputs)
@@ -170,7 +169,7 @@ def loss_against_teacher(
     It tells checkpoints apart that are right equally often: it moves with each row, and accuracy only with those that change sides.
     """
     total = 0.0
-    for numbers, batch in examples.batches(EVAL_BATCH):
+    for numbers, batch in examples.batches():
         answer = joined([answers[i] for i in numbers])
         total += len(numbers) * objective.logit_loss(answer, batch["teacher_logits"], batch, temperature).item()
     return total / len(examples)

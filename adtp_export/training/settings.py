@@ -24,6 +24,7 @@ INTEGRATED_GRADIENTS, GRADIENT_DIFFERENCE = "integrated-gradients", "gradient-di
 ATTRIBUTIONS = (INTEGRATED_GRADIENTS, GRADIENT_DIFFERENCE)
 MASK_NONE, MASK_ATTRIBUTION, MASK_RANDOM = "none", "attribution", "random"
 LOSS_OF_TEACHER, QUALITY = "loss", "quality"
+FULL_PRECISION, BF16 = "no", "bf16"
 RETENTION, FLOPS = "0.3", 0.5
 """What is asked for where neither is given: the first by adtp and random, the second by all other methods."""
 AUTO = "auto"
@@ -154,6 +155,10 @@ class TrainOptions(Options):
     patience: int | None = option(None,
         "end a stage after this many evaluations in a row without a better checkpoint; those before decisions are final, with ltp, top "
         "and transkimmer, do not count (default: train to the end)", "schedule", within=COUNT)
+    mixed_precision: str = option(FULL_PRECISION,
+        "bf16 computes the matrix products of training steps in bfloat16, which is faster on GPUs and processors that have it; weights, "
+        "decisions, evaluation and the teacher's attribution stay in fp32", "schedule",
+        choices=(FULL_PRECISION, BF16))
     seed: int = option(0, "seed of initialisation, order of rows and dropout", "schedule", within=at_least(0))
     # fmt: on
 

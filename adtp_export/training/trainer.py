@@ -20,7 +20,7 @@ from ..errors import InputError
 from .checkpoints import WEIGHTS, broken_seal, files_of, forget_newer, newest_whole, seal
 from .data import Examples, LengthGrouped
 from .methods.base import Method
-from .settings import TrainOptions
+from .settings import BF16, TrainOptions
 
 Progress = Callable[[int, int], None]
 """Takes (done, total)."""
@@ -64,7 +64,7 @@ def run_stage(stage: Stage, settings: TrainOptions, audience: Audience) -> None:
     arguments = training_arguments(stage, settings)
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # several devices are several processes: threads of one would share the packed view
-    trainer = StageTrainer(stage, arguments, Narrator(audience))
+    trainer = StageTrainer(stage, settings, arguments, Narrator(audience))
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Keeper(stage, settings.patience, audience))
     last = newest_whole(stage.work, files_of(PartialState().num_processes), audience.note)
@@ -109,6 +109,11 @@ def training_arguments(stage: Stage, settings: TrainOptions) -> TrainingArgument
     )
 
 
+def autocast(settings: TrainOptions, device: torch.device) -> torch.autocast:
+    """Return the context in which the loss of a step is computed."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=settings.mixed_precision == BF16)
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers, as the stages tell what a user should know; the caller's settings come back at the end."""
@@ -126,8 +131,8 @@ def quiet() -> Iterator[None]:
 class StageTrainer(Trainer):
     """Trainer with our order of batches, our evaluation, rates by parameter, and a stop at the first loss that is no number."""
 
-    def __init__(self, stage: Stage, args: TrainingArguments, narrator: Narrator) -> None:
-        self.stage, self.narrator = stage, narrator
+    def __init__(self, stage: Stage, settings: TrainOptions, args: TrainingArguments, narrator: Narrator) -> None:
+        self.stage, self.settings, self.narrator = stage, settings, narrator
         self._first: Tensor | None = None
         super().__init__(
             stage.model,
@@ -165,7 +170,8 @@ class StageTrainer(Trainer):
         """Compute the loss of a batch; `check_losses` says whether it is a number."""
         if isinstance(self.model, Method):
             self.model.progress = self.state.global_step / max(1, self.state.max_steps)
-        loss: Tensor = model(**inputs)["loss"]
+        with autocast(self.settings, self.args.device):
+            loss: Tensor = model(**inputs)["loss"]
         value = loss.detach().float()
         here = torch.stack([torch.full_like(value, self.state.global_step + 1), value])
         # The first one that is no number stays. It is kept on the device: to look at it, as in each step, would wait for the device.

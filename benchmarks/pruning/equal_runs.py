@@ -30,13 +30,14 @@ from accelerate import PartialState
 
 from adtp_export.benchmarking.paired import Difference, difference
 from adtp_export.data.overlaps import overlapping
+from adtp_export.environment import keep_freed_memory
 from adtp_export.model.flops import Shape
 from adtp_export.model.registry import fields
 from adtp_export.training.budget import flops_share
 from adtp_export.training.data import Examples
 from adtp_export.training.evaluate import judge, judge_teacher
 from adtp_export.training.models import load_teacher, save_model
-from adtp_export.training.settings import TrainOptions
+from adtp_export.training.settings import BF16, TrainOptions
 from adtp_export.training.stages import explained, train_student, train_teacher
 from adtp_export.training.task import Task, read_task
 from adtp_export.training.trainer import Audience, quiet
@@ -103,7 +104,7 @@ class Data:
 SIZES = {
     "plan": {
         "20news": Data(
-            teacher={"teacher_epochs": 3, "teacher_learning_rate": 2e-4, "batch_size": 16, "evaluations": 12},
+            teacher={"train_rows": 4000, "teacher_epochs": 3, "teacher_learning_rate": 2e-4, "batch_size": 16},
             student={"train_rows": 2000, "epochs": 3, "batch_size": 16, "learning_rate": 1e-4, "evaluations": 6},
             rows={"dev": 300},
         ),
@@ -126,6 +127,7 @@ SIZES = {
     },
 }
 """The first is that of the plan."""
+PRECISION = {"mixed_precision": BF16}
 AT = {"20news": (3, 2), "sst2": (4, 3, 2)}
 """Numbers of layers whose time others are given. One row each of the plan has SCHEDULE, and one text at a time."""
 
@@ -249,7 +251,7 @@ class Place:
     def task(self, size: str, dataset: str, settings: dict[str, Any]) -> Task:
         """Read the rows of a data set as settings say."""
         files: dict[str, Any] = {part: str(path) for part, path in self.files(size, dataset).items()}
-        return read_task(TrainOptions(**files, max_tokens=MAX_TOKENS[dataset], **settings))
+        return read_task(TrainOptions(**files, max_tokens=MAX_TOKENS[dataset], **PRECISION, **settings))
 
     def teacher(self, size: str, dataset: str) -> Path:
         """Return the teacher of a data set, and train it where it is not there."""
@@ -318,7 +320,7 @@ def student(run: Run, place: Place) -> dict[str, Any]:
         "flops": round(flops_share(shape, judgement.alive, sites) * shape.layers / FULL, 4),
         "tokens": round(float(judgement.alive[0].mean()), 2),
         "rows": {split: len(part) for split, part in task.parts.items()},
-        "settings": {**run.settings, "max_tokens": MAX_TOKENS[run.dataset]},
+        "settings": {**run.settings, **PRECISION, "max_tokens": MAX_TOKENS[run.dataset]},
     }
 
 
@@ -360,6 +362,7 @@ def main() -> None:
     options = parser.parse_args()
     claim(TRAINED if options.what == "train" else EXPORTED)
     torch.set_num_threads(1)
+    keep_freed_memory()
     options.work.mkdir(parents=True, exist_ok=True)
     place = Place(splits=options.splits, base=options.base, work=options.work, clock=Clock(options.minutes))
     try:

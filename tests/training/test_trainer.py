@@ -53,7 +53,7 @@ def test_a_loss_that_is_no_number_is_named_before_anything_is_kept(tmp_path, ste
 def test_no_step_waits_for_its_loss(tmp_path):
     """A tensor on the device "meta" has no value: to ask for it is an error."""
     run = stage(nn.Linear(1, 1), tmp_path, dict)
-    trainer = StageTrainer(run, training_arguments(run, SETTINGS), Narrator(Audience(print, print)))
+    trainer = StageTrainer(run, SETTINGS, training_arguments(run, SETTINGS), Narrator(Audience(print, print)))
     for _ in range(3):
         loss = torch.zeros((), device="meta", requires_grad=True)
         assert trainer.compute_loss(lambda loss=loss: {"loss": loss}, {}) is loss

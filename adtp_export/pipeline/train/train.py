@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...artifacts.directory import remove, writing
 from ...contract import HEAD_EMBEDDING
-from ...environment import processor, versions
+from ...environment import keep_freed_memory, processor, versions
 from ...errors import InputError, flag_name, needs_extras
 from ...options import PathLike, takes
 from ...training.method_table import ATTRIBUTION
@@ -107,6 +107,7 @@ def _import() -> PartialState:
 
     from ...training import stages  # noqa: F401
 
+    keep_freed_memory()
     return accelerate.PartialState(cpu=not torch.cuda.is_available())
 
 

@@ -21,7 +21,7 @@ from ...training.evaluate import explain, judge
 from ...training.methods import for_method
 from ...training.models import make_student
 from ...training.task import Task
-from ...training.trainer import Progress
+from ...training.trainer import Progress, autocast
 from .choice import KEPT
 from .shapes import Arm, Level
 
@@ -214,7 +214,9 @@ def _seconds_of(teacher: PreTrainedModel, task: Task, arm: Arm) -> tuple[float, 
         for number in numbers:
             rows = [(number * size + i) % len(examples) for i in range(size)]
             batch = {name: values.to(device) for name, values in examples.collate(rows).items()}
-            model(**batch)["loss"].backward()
+            with autocast(settings, device):
+                loss = model(**batch)["loss"]
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
 

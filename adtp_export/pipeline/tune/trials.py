@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from ...errors import InputError
 from ...io import flush, flush_alone, written_whole
 from ...training.data import Examples, joined
-from ...training.evaluate import EVAL_BATCH, ask, judge
+from ...training.evaluate import ask, judge
 from ...training.models import save_model
 from ...training.objectives import Objective
 from ...training.settings import TrainOptions
@@ -208,7 +208,7 @@ def answers_of(run: Callable[[dict[str, np.ndarray]], np.ndarray], examples: Exa
     """
     found: list[Tensor] = [torch.empty(0)] * len(examples)
     lengths = examples.lengths
-    for numbers, batch in examples.batches(EVAL_BATCH):
+    for numbers, batch in examples.batches():
         inputs = {name: batch[name].numpy() for name in examples.inputs}
         for number, row in zip(numbers, torch.from_numpy(run(inputs))):
             found[number] = row if row.dim() == 1 else row[: lengths[number]].clone()

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from ...environment import keep_freed_memory
 from ...errors import InputError, needs_extras
 from ...options import takes
 from ..progress import Steps
@@ -37,6 +38,8 @@ def tune(chosen: TuneOptions) -> dict[str, Any]:
         from ...training.trainer import quiet
         from .rows import read
         from .run import Run
+
+        keep_freed_memory()
     with quiet():
         with steps.step("data_s", "reading the data"):
             rows = read(chosen)
