@@ -1,7 +1,10 @@
 """Which machine this is: a name for people, a fingerprint for times."""
 
 import json
+import platform
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -94,3 +97,27 @@ def test_a_system_that_tells_nothing_has_a_fingerprint_too(monkeypatch, tmp_path
     assert (told["vendor"], told["caches"], told["cores"]["physical"]) == (None, [], None)
     assert json.loads(json.dumps(told)) == told
     assert len(machine.fingerprint()) == 12
+
+
+HELD = """
+import resource, sys
+import numpy as np
+from adtp_export.environment import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    np.ones(8 << 20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such settings")
+def test_freed_memory_is_used_again():
+    """64 MB are asked for ten times: Linux gives new pages each time, or once."""
+    faults = [
+        int(subprocess.run([sys.executable, "-c", HELD, how], check=True, capture_output=True, text=True).stdout)
+        for how in ("free", "keep")
+    ]
+    assert faults[1] < faults[0] / 5

@@ -244,6 +244,12 @@ def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path):
         begun(max_drop=3.0, resume=True)
     (out / directory.RESULTS).write_text("{}")
     assert begun(max_drop=3.0)
+    settings = json.loads((out / directory.SETTINGS).read_text())
+    del settings["options"]["mixed_precision"]  # as an earlier version wrote it
+    (out / directory.SETTINGS).write_text(json.dumps(settings))
+    assert begun()
+    with pytest.raises(InputError, match=r"other settings \(mixed_precision\)"):
+        begun(mixed_precision="bf16")
     lock = hold(out)
     with pytest.raises(InputError, match="another run works in"):
         begun()

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adtp_export.data.labelled import Question
 from adtp_export.data.readers import read_rows
@@ -114,6 +116,19 @@ def test_batches_hold_every_row_once_with_the_teachers_view():
         assert batch["attention_mask"].sum(1).tolist() == [lengths[i] for i in numbers]
         assert torch.equal(batch["attribution"] > 0, batch["attention_mask"].bool())
     assert sorted(seen) == list(range(5))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30), size=st.integers(1, 9), tokens=st.integers(1, 120)
+)
+def test_batches_stay_within_rows_and_tokens(lengths, size, tokens):
+    """A row of more tokens is a batch of its own, and no batch could take the next row as well."""
+    batches = list(examples(lengths).batches(size, tokens))
+    assert sorted(number for numbers, _ in batches for number in numbers) == list(range(len(lengths)))
+    for place, (numbers, batch) in enumerate(batches):
+        cells, longest = batch["attention_mask"].numel(), batch["attention_mask"].shape[1]
+        assert len(numbers) == 1 or (len(numbers) <= size and cells <= tokens)
+        assert place == len(batches) - 1 or len(numbers) == size or cells + longest > tokens
 
 
 def test_order_depends_on_seed_and_epoch_alone():

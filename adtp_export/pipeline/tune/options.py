@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import InputError, quoted
 from ...options import COUNT, POSITIVE, Options, PathLike, Range, about, at_least, listed, option
+from ...training.settings import BF16, FULL_PRECISION
 from ..progress import Steps
 
 MAX_DROP = 1.0
@@ -61,6 +62,8 @@ class TuneOptions(Options):
     epochs: float = option(3.0, "most epochs that any student is trained for", "search", within=POSITIVE)
     batch_size: int = option(32, "rows per training step", "search", within=COUNT)
     learning_rate: float = option(1e-4, "peak learning rate of the students", "search", within=POSITIVE)
+    mixed_precision: str = option(FULL_PRECISION, "as of adtp-train: bf16 trains students faster where GPU or processor have it", "search",
+        choices=(FULL_PRECISION, BF16))
     seed: int = option(0, "seed of initialisation, order of rows and dropout", "search", within=at_least(0))
     # fmt: on
     steps: Steps | None = None

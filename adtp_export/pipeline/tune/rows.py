@@ -58,6 +58,7 @@ def read(chosen: TuneOptions) -> Rows:
         batch_size=chosen.batch_size,
         learning_rate=chosen.learning_rate,
         evaluations=1,
+        mixed_precision=chosen.mixed_precision,
         seed=chosen.seed,
     )
     objective = for_head(choose_head(settings))
