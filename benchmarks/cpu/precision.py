@@ -133,7 +133,7 @@ def fidelity(student: Path, text: Path) -> dict[str, Any]:
             label_column="label",
             steps=Console(),
         ).to_json()
-    figures = ("rows", "prediction_agreement", "kept_token_agreement", "max_abs_logit_diff", "accuracy", "p50_ms")
+    figures = ("rows", "prediction_agreement", "kept_token_agreement", "max_abs_logit_diff", "accuracy")
     targets = {
         name: {figure: target.get(figure) for figure in figures} | {"flips": len(target["excused_flips"])}
         for name, target in manifest["targets"].items()
