@@ -100,18 +100,12 @@ def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
 
 def _print_others(record: Mapping[str, Any], console: Console) -> None:
     """Name what --strict would have chosen, or what it kept from being chosen."""
-    best, most = record["chosen"], record["goal"]["max_drop"]
-    faster = [each for each in record["candidates"] if each["speedup"] - each["margin"] > 1]
-    if record["verdict"] == "likely":
-        others = [each for each in faster if each["confirmed"]["proven"]]
-        others, begin = (
-            sorted(others, key=lambda each: -each["speedup"])[:1],
-            "The fastest that is proven, for --strict",
-        )
+    best, sure = record["chosen"], {"likely": "proven"}.get(record["verdict"], "likely")
+    others = sorted((each for each in record["candidates"] if each["meets"] == sure), key=lambda each: -each["speedup"])
+    if sure == "proven":
+        others, begin = others[:1], "The fastest that is proven, for --strict"
     else:
-        others = [
-            each for each in faster if best and each["speedup"] > best["speedup"] and each["confirmed"]["drop"] <= most
-        ]
+        others = [each for each in others if best and each["speedup"] > best["speedup"]]
         begin = "Faster and likely, but not proven on so few rows"
     if others:
         told = ", ".join(f"{each['told']}, {each['precision']} ({each['speedup']:.2f}x)" for each in others)

@@ -13,7 +13,7 @@ from adtp_export.cli import tune as command
 from adtp_export.cli.console import Console
 from adtp_export.errors import InputError
 from adtp_export.pipeline.tune import choice
-from adtp_export.pipeline.tune.choice import Candidate, Confirmed, choose, confirm, going_on, standard_error
+from adtp_export.pipeline.tune.choice import Candidate, Confirmed, choose, confirm, going_on, meets, standard_error
 from adtp_export.pipeline.tune.plan import RUNGS, Plan, Rates, make_plan, seconds_for
 from adtp_export.pipeline.tune.rows import CONFIRM, DISAGREEMENT, SURE, halves, needed, parted
 from adtp_export.pipeline.tune.shapes import RETENTIONS, Arm, Table, Time, levels
@@ -219,10 +219,21 @@ def test_of_those_that_are_fast_enough_the_best_on_dev_is_chosen():
     assert (found.name, how) == ("a", "likely")
 
 
+def test_a_candidate_that_is_no_faster_meets_no_goal():
+    assert meets(candidate("a", 1.04, 0.0, 0.0), 1.0, None) is None
+    assert meets(candidate("a", 1.06, 0.0, 0.0), 1.0, None) == "proven"
+    assert meets(candidate("a", 3.02, 0.0, 0.0), None, 3.0) == "likely"
+    assert meets(candidate("a", 3.06, 9.0, 9.0), None, 3.0) == "proven"
+    assert meets(candidate("a", 2.9, 0.0, 0.0), None, 3.0) is None
+
+
 def recorded(others, most, speedup=None, strict=False):
     """A record of a run with these candidates, as `tune` returns it."""
     best, verdict = choose([MODEL, *others], most, speedup, strict)
-    told = {each.name: {**dataclasses.asdict(each), "told": each.name, "target": "cpu"} for each in (MODEL, *others)}
+    told = {
+        each.name: {**dataclasses.asdict(each), "told": each.name, "target": "cpu", "meets": meets(each, most, speedup)}
+        for each in (MODEL, *others)
+    }
     arm = {"told": "2 layers", "rows": 72, "speedup": 0.9, "loss": 0.1, "drop": 0.5, "error": 0.2}
     return {
         "verdict": verdict,
@@ -254,7 +265,8 @@ def test_page_and_screen_tell_all_candidates(capsys):
     command._show({**record, "verdict": "likely", "chosen": record["candidates"][-1]}, "out", out)
     assert "The fastest that is proven, for --strict: a, fp32 (3.00x)" in capsys.readouterr().err
     alone = recorded([candidate("b", 4.0, 0.4, 1.4)], 1.0)
-    command._show({**alone, "candidates": [{**alone["candidates"][0], "speedup": 1.02}, alone["chosen"]]}, "out", out)
+    slow = {**alone["candidates"][0], "speedup": 1.02, "meets": None}
+    command._show({**alone, "candidates": [slow, alone["chosen"]]}, "out", out)
     assert "for --strict" not in capsys.readouterr().err
     assert "next: adtp-run out/export --target cpu" in screen.err
     assert "Each bound holds with 95%, for all candidates together" in render(recorded([], None, 2.0), "m")

@@ -81,6 +81,27 @@ class Candidate:
     confirmed: Confirmed
 
 
+def meets(candidate: Candidate, most: float | None, speedup: float | None) -> str | None:
+    """Say how sure it is that a candidate meets the goal: `PROVEN`, `LIKELY`, or None. One that is no faster than the model does not.
+
+    Args:
+        most: points that may be lost, or None. speedup: that is asked for, or None.
+    """
+    if not is_faster(candidate):
+        return None
+    if most is not None:
+        proven, likely = candidate.confirmed.proven, candidate.confirmed.drop <= most
+    else:
+        assert speedup is not None
+        proven, likely = candidate.speedup - candidate.margin >= speedup, candidate.speedup >= speedup
+    return PROVEN if proven else LIKELY if likely else None
+
+
+def is_faster(candidate: Candidate) -> bool:
+    """Say whether a candidate is faster than the model, beyond the margin."""
+    return candidate.speedup - candidate.margin > 1
+
+
 def choose(
     candidates: Sequence[Candidate], most: float | None, speedup: float | None, strict: bool
 ) -> tuple[Candidate | None, str]:
@@ -93,24 +114,13 @@ def choose(
         most: points that may be lost, or None. speedup: that is asked for, or None.
         strict: only what is proven is published.
     """
-    faster = [each for each in candidates if each.speedup - each.margin > 1]
-    if most is not None:
-        rated = [
-            (PROVEN if each.confirmed.proven else LIKELY if each.confirmed.drop <= most else NEAREST, each)
-            for each in faster
-        ]
-        best, far = (lambda each: -each.speedup), (lambda each: each.confirmed.drop)
-        accepted = [(PROVEN,)] if strict else [(PROVEN, LIKELY)]
-    else:
-        assert speedup is not None
-        rated = [
-            (PROVEN if each.speedup - each.margin >= speedup else LIKELY if each.speedup >= speedup else NEAREST, each)
-            for each in faster
-        ]
-        # By dev, because the confirmation rows are to choose nothing.
-        best, far = (lambda each: each.drop), (lambda each: -each.speedup)
-        accepted = [(PROVEN,)] if strict else [(PROVEN,), (LIKELY,)]
+    rated = [(each, found) for each in candidates if (found := meets(each, most, speedup)) is not None]
+    # By dev, because the confirmation rows are to choose nothing.
+    best = (lambda each: each.drop) if most is None else (lambda each: -each.speedup)
+    far = (lambda each: -each.speedup) if most is None else (lambda each: each.confirmed.drop)
+    accepted = [(PROVEN,)] if strict else [(PROVEN,), (LIKELY,)] if most is None else [(PROVEN, LIKELY)]
     for kinds in accepted:
-        if found := [(each, rate) for rate, each in rated if rate in kinds]:
+        if found := [(each, rate) for each, rate in rated if rate in kinds]:
             return min(found, key=lambda each: best(each[0]))
+    faster = [each for each in candidates if is_faster(each)]
     return (min(faster, key=far) if faster else None), NEAREST

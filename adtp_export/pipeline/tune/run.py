@@ -20,7 +20,7 @@ from ...training.models import load_teacher
 from ...training.trainer import Audience
 from ..progress import Steps
 from . import directory, exports, times
-from .choice import NEAREST, Candidate, choose
+from .choice import NEAREST, Candidate, choose, meets
 from .options import TuneOptions
 from .plan import Plan, make_plan, measure_rates
 from .race import Search
@@ -167,4 +167,6 @@ class Run:
         trial = self.search_of.trials.done.get(each.name)
         told = str(trial.arm) if trial else "the model itself"
         arm = dataclasses.asdict(trial.arm if trial else self.table.dense)
-        return {**dataclasses.asdict(each), "arm": arm, "told": told, "target": made[each.name].targets[each.precision]}
+        sure = meets(each, self.search_of.most, self.search_of.wanted)
+        more = {"meets": sure, "arm": arm, "told": told, "target": made[each.name].targets[each.precision]}
+        return {**dataclasses.asdict(each), **more}
