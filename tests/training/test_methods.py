@@ -1,7 +1,10 @@
 """Every method trains a student to its budget, and its checkpoint exports untouched."""
 
 import json
+import os
 import random
+import subprocess
+import sys
 
 import pytest
 import scipy.stats
@@ -11,7 +14,7 @@ from training_runs import Heard
 from transformers import AutoModelForSequenceClassification
 
 import adtp_export
-from adtp_export.errors import InputError
+from adtp_export.errors import InputError, flag_name
 from adtp_export.pipeline.train.train import train
 from adtp_export.training.evaluate import all_answers
 from adtp_export.training.methods.base import SLACK
@@ -187,6 +190,48 @@ def test_killed_and_resumed_is_the_same_as_not_killed(students, opinions, tmp_pa
     assert train(tmp_path / "again", resume=True)["student"] == record["student"]
     whole, resumed = (load_file(path / "model.safetensors") for path in (out, tmp_path / "again"))
     assert all(whole[name].equal(resumed[name]) for name in whole)
+
+
+def right_of(opinions, teacher, out, device, precision):
+    """Train students of three seeds as the command does; return the share of right answers of all three."""
+    command = [
+        sys.executable,
+        "-m",
+        "adtp_export.cli.train",
+        "--json",
+        "--teacher",
+        teacher,
+        "--mixed-precision",
+        precision,
+    ]
+    command += ["--train", opinions / "train.tsv", "--dev", opinions / "test.tsv", "--flops", FLOPS, "--epochs", 3]
+    command += [part for name, value in FAST.items() for part in (flag_name(name), value)]
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
+    found = []
+    for seed in range(3):
+        asked = [*command, "--seed", seed, "--out", out / f"{precision}-{seed}"]
+        done = subprocess.run(list(map(str, asked)), env=environment, check=True, capture_output=True, text=True)
+        found.append(json.loads(done.stdout)["student"]["accuracy"])
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("cpu", marks=pytest.mark.slow),
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")],
+        ),
+    ],
+)
+def test_students_learn_as_much_in_bf16_as_in_fp32_on_the_cpu(students, opinions, tmp_path, device):
+    """Within four standard errors of independent draws; both answer the same texts, so that is more than they may differ by."""
+    teacher = students(FIRST)[0] / "teacher"
+    full, half = (right_of(opinions, teacher, tmp_path, *kind) for kind in (("cpu", "no"), (device, "bf16")))
+    assert min(full, half) > GUESSED
+    mean = (full + half) / 2
+    assert abs(full - half) <= 4 * (2 * mean * (1 - mean) / (3 * TESTED)) ** 0.5
 
 
 @pytest.mark.parametrize("mask", ["attribution", pytest.param("random", marks=pytest.mark.slow)])
