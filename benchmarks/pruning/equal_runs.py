@@ -335,9 +335,9 @@ def known_rows() -> dict[tuple[str, str], dict[str, Any]]:
     return {(row["size"], row["dataset"]): row for row in read_lines(ROWS)}
 
 
-def train_all(size: str, datasets: Collection[str], place: Place) -> None:
+def train_all(size: str, datasets: Collection[str], seeds: Collection[int], place: Place) -> None:
     """Train what is not recorded."""
-    wanted = [run for run in queue(size, read_lines(TABLE)) if run.dataset in datasets]
+    wanted = [run for run in queue(size, read_lines(TABLE)) if run.dataset in datasets and run.seed in seeds]
     while runs := left(wanted, read_lines(TRAINED), known_rows()):
         run = runs[0]
         if run[:2] not in known_rows():
@@ -356,6 +356,7 @@ def main() -> None:
         parser.add_argument(name, type=Path)
     parser.add_argument("--size", choices=SIZES, default="plan")
     parser.add_argument("--dataset", choices=AT, nargs="*", default=list(AT), help="default: all, long texts first")
+    parser.add_argument("--seeds", type=int, choices=SEEDS, nargs="*", default=list(SEEDS), help="default: all")
     parser.add_argument(
         "--minutes", type=float, help="after which the call ends, at its next step (default: when all is done)"
     )
@@ -367,7 +368,7 @@ def main() -> None:
     place = Place(splits=options.splits, base=options.base, work=options.work, clock=Clock(options.minutes))
     try:
         if options.what == "train":
-            train_all(options.size, options.dataset, place)
+            train_all(options.size, options.dataset, options.seeds, place)
         else:
             from benchmarks.pruning.equal_speed import time_all
 
