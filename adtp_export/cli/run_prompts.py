@@ -194,6 +194,7 @@ def _explained(options: argparse.Namespace, prompts: Sequence[Any], texts: Seque
     Raises:
         InputError: MODEL_DIR is not what OUT was exported from, there is no such token, or the page cannot be written.
     """
+    from ..artifacts.manifest import read_manifest
     from ..data.tokenize import readable
     from ..inference.traced import TracedGenerator
     from ..pipeline.explain import prompt_explainer
@@ -201,15 +202,16 @@ def _explained(options: argparse.Namespace, prompts: Sequence[Any], texts: Seque
 
     if options.report is not None:
         _check_page(options, prompts)
-    generator = TracedGenerator(options.out, options.threads, options.target)
+    out = Path(options.out)
     flow = prompt_explainer(
         options.explain,
-        Path(options.out),
-        generator.manifest,
+        out,
+        read_manifest(out),
         options.allow_pickle,
         merge_layers=options.merge_layers,
         watch=watched,
     )
+    generator = TracedGenerator(out, options.threads, options.target)  # the models of OUT take longest to open
     tokenizer = generator.tokenizer
     for text, prompt in zip(texts, prompts):
         ids = generator.prompt(prompt, None, tokenizer)
