@@ -38,7 +38,7 @@ class Arm:
 
     def fast(self, batch: int) -> float | None:
         """Return the mean speedup of the seeds; None where none is timed."""
-        found = [speeds[str(batch)] for speeds in self.speed.values()]
+        found = [speeds[str(batch)] for speeds in self.speed.values() if str(batch) in speeds]
         return statistics.mean(found) if found else None
 
     @property
@@ -231,7 +231,7 @@ def accuracy_by_speed(students: Students, batch: int, title: str) -> str:
     """Draw each arm in each precision: a dot for the mean of the seeds that are timed, and their range."""
     lines: dict[str, list[tuple[float, list[float]]]] = {}
     for (name, _, own, precision), arm in sorted(students.arms.items()):
-        if arm.speed and (own == batch or name == "layers") and name != "schedule":
+        if arm.fast(batch) and (own == batch or name == "layers") and name != "schedule":
             right = [float(arm.right[seed].mean()) for seed in arm.speed]
             lines.setdefault(f"{_short(name)} {precision.upper()}", []).append((float(arm.fast(batch) or 0), right))
     speeds = [speed for points_of in lines.values() for speed, _ in points_of]
