@@ -139,6 +139,9 @@ def attention_received(weights: Tensor, live: Tensor, wanted: str, near: Tensor 
         near: ``(S, S)`` or ``(B, S, S) bool`` of causal attention, which queries see which keys: the sum is divided by their number.
             None where attention is not causal.
     """
+    if torch.is_autocast_enabled(weights.device.type):
+        with torch.autocast(weights.device.type, enabled=False):
+            return attention_received(weights, live, wanted, near)
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
     queries = live.to(weights.dtype)
     total = torch.einsum("bnqk,bq->bk", weights, queries)

@@ -24,7 +24,7 @@ from .settings import TrainOptions
 
 SPLITS = ("train", "dev", "test")
 EVAL_BATCH, EVAL_TOKENS = 64, 4096
-"""Of a batch that is evaluated, the most rows and tokens. Of 512 tokens, 8 rows at a time took two thirds of the time of 64."""
+"""The most rows and tokens of a batch in evaluation. Of 512 tokens, 8 rows at a time took two thirds of the time of 64."""
 
 
 @dataclass(frozen=True)

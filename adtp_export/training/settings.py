@@ -156,8 +156,8 @@ class TrainOptions(Options):
         "end a stage after this many evaluations in a row without a better checkpoint; those before decisions are final, with ltp, top "
         "and transkimmer, do not count (default: train to the end)", "schedule", within=COUNT)
     mixed_precision: str = option(FULL_PRECISION,
-        "bf16 computes the matrix products of training steps in bfloat16, which is faster on GPUs and processors that have it; weights, "
-        "decisions, evaluation and the teacher's attribution stay in fp32", "schedule",
+        "bf16 computes the matrix products of training steps in bfloat16, which is faster on GPUs and processors that support it; weights, "
+        "pruners, evaluation and the teacher's attribution stay in fp32", "schedule",
         choices=(FULL_PRECISION, BF16))
     seed: int = option(0, "seed of initialisation, order of rows and dropout", "schedule", within=at_least(0))
     # fmt: on

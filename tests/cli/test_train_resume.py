@@ -39,6 +39,9 @@ def stopped(tmp_path_factory, base, reviews):
     with pytest.raises(KeyboardInterrupt):
         train(out, base=base, train=reviews / "train.tsv", train_rows=32, steps=Stopped(2), **rates)
     resumed = shutil.copytree(out, out.with_name("resumed"))
+    settings = (resumed / "train.yaml").read_text()
+    assert "mixed_precision: 'no'\n" in settings
+    (resumed / "train.yaml").write_text(settings.replace("mixed_precision: 'no'\n", ""))  # as earlier versions wrote it
     train(resumed, resume=True)
     assert not list(resumed.rglob("sha256.json"))
     return out, load_file(resumed / "model.safetensors")

@@ -7,6 +7,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from adtp_export.data.tokenize import TokenizedText
+from adtp_export.model.padded import RECEIVED, attention_received
 from adtp_export.training.data import Examples
 from adtp_export.training.method_table import METHODS
 from adtp_export.training.methods import for_method
@@ -44,7 +45,7 @@ def computed(trainer, model, batch):
         for part in model.student.modules()
         if isinstance(part, nn.Linear)
     ]
-    loss = trainer.compute_loss(model, dict(batch))
+    loss = trainer.compute_loss(model, trainer._prepare_inputs(dict(batch)))
     loss.backward()
     for hook in hooks:
         hook.remove()
@@ -67,3 +68,35 @@ def test_products_are_in_bfloat16_and_the_rest_is_not(method, tmp_path):
 def test_without_it_all_is_in_fp32(tmp_path):
     loss, encoder, predictors = computed(*make("adtp", tmp_path))
     assert encoder | predictors | {loss.dtype} == {torch.float32}
+
+
+def test_the_step_that_settles_decides_in_fp32_and_teaches_every_layer(tmp_path, monkeypatch):
+    """What is cast for decisions without gradients must not serve the products of the step."""
+    trainer, model, batch = make("ltp", tmp_path, mixed_precision="bf16")
+    seen, prepare = [], model.prepare
+
+    def watched(examples):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        prepare(examples)
+
+    monkeypatch.setattr(model, "prepare", watched)
+    trainer.state.global_step, trainer.state.max_steps = 9, 10
+    computed(trainer, model, batch)
+    assert seen == [False]
+    weights = [part.weight for part in model.student.bert.encoder.modules() if isinstance(part, nn.Linear)]
+    assert all(weight.grad is not None and weight.grad.any() for weight in weights)
+
+
+def test_received_attention_is_summed_in_fp32():
+    weights, live = torch.rand(2, 3, 40, 40).softmax(-1).bfloat16(), torch.ones(2, 40, dtype=torch.bool)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention_received(weights, live, RECEIVED, None)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, weights.float().sum((1, 2)))
+
+
+def test_answers_are_in_fp32(tmp_path):
+    _, model, batch = make("schedule", tmp_path)
+    with torch.autocast("cpu", torch.bfloat16):
+        answer, _ = model.through_cuts({name: batch[name] for name in ("input_ids", "attention_mask")})
+    assert answer.dtype == torch.float32

@@ -16,7 +16,7 @@ from ...environment import keep_freed_memory, processor, versions
 from ...errors import InputError, flag_name, needs_extras
 from ...options import PathLike, takes
 from ...training.method_table import ATTRIBUTION
-from ...training.settings import TrainOptions, convert, read_settings
+from ...training.settings import FULL_PRECISION, TrainOptions, convert, read_settings
 from ..progress import Steps
 from .directory import (
     RESULTS,
@@ -107,7 +107,8 @@ def _import() -> PartialState:
 
     from ...training import stages  # noqa: F401
 
-    keep_freed_memory()
+    if not torch.cuda.is_available():
+        keep_freed_memory()
     return accelerate.PartialState(cpu=not torch.cuda.is_available())
 
 
@@ -150,7 +151,7 @@ def _resumed(out: Path, given: dict[str, Any]) -> TrainOptions:
         raise InputError(f"--resume: {out} holds no run of adtp-train; leave --resume out to start one")
     if (out / RESULTS).is_file():
         raise InputError(f"--resume: the run in {out} is finished; give another --out, or --force to start anew")
-    kept = read_settings(stored)
+    kept = {"mixed_precision": FULL_PRECISION} | read_settings(stored)  # which earlier versions did not write
     if missing := [field.name for field in dataclasses.fields(TrainOptions) if field.name not in kept]:
         raise InputError(
             f"--resume: {stored} has no {', '.join(missing)[:200]}: it is damaged, or of another version; "

@@ -86,7 +86,7 @@ def _opened(out: Path, chosen: TuneOptions) -> bool:
 
 
 def _differing(settings: dict[str, Any], before: dict[str, Any], part: str) -> list[str]:
-    """Return the names of what differs from before in a part of the settings; an earlier version had not all of today's options."""
+    """Return the names of what differs from before in a part of the settings; an earlier version did not have all of today's options."""
     known = before[part]
     return [
         name for name, value in settings[part].items() if value != known.get(name, getattr(TuneOptions, name, None))

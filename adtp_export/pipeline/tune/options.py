@@ -62,7 +62,7 @@ class TuneOptions(Options):
     epochs: float = option(3.0, "most epochs that any student is trained for", "search", within=POSITIVE)
     batch_size: int = option(32, "rows per training step", "search", within=COUNT)
     learning_rate: float = option(1e-4, "peak learning rate of the students", "search", within=POSITIVE)
-    mixed_precision: str = option(FULL_PRECISION, "as of adtp-train: bf16 trains students faster where GPU or processor have it", "search",
+    mixed_precision: str = option(FULL_PRECISION, "as in adtp-train: bf16 trains faster where the GPU or processor supports it", "search",
         choices=(FULL_PRECISION, BF16))
     seed: int = option(0, "seed of initialisation, order of rows and dropout", "search", within=at_least(0))
     # fmt: on

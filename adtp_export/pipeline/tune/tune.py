@@ -35,11 +35,14 @@ def tune(chosen: TuneOptions) -> dict[str, Any]:
             f"MODEL: {chosen.model} has no config.json; give the directory of a fine-tuned transformers model"
         )
     with steps.step("import_s", "importing PyTorch and transformers"):
+        import torch
+
         from ...training.trainer import quiet
         from .rows import read
         from .run import Run
 
-        keep_freed_memory()
+        if not torch.cuda.is_available():
+            keep_freed_memory()
     with quiet():
         with steps.step("data_s", "reading the data"):
             rows = read(chosen)

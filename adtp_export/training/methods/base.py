@@ -138,7 +138,7 @@ class Method(nn.Module, ABC):
 
     def task_terms(self, answer: Tensor, batch: Mapping[str, Tensor], teacher_logits: Tensor) -> dict[str, Tensor]:
         """Return the losses against the labels, where there are any, and against the teacher's answers."""
-        terms, answer = {}, answer.to(torch.promote_types(answer.dtype, torch.float32))
+        terms = {}
         if (against_labels := self.objective.label_loss(answer, batch)) is not None:
             terms["ce"] = against_labels
         terms["logit"] = self.objective.logit_loss(answer, teacher_logits, batch, self.settings.temperature)

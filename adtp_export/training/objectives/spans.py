@@ -84,7 +84,7 @@ class SpansObjective(Objective):
         return "spans"
 
     def answer(self, outputs: tuple[Tensor, ...]) -> Tensor:
-        return torch.stack(outputs, -1)
+        return super().answer((torch.stack(outputs, -1),))
 
     def ask(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
         found = model(**inputs)
