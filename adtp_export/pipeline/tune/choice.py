@@ -114,7 +114,7 @@ def choose(
         most: points that may be lost, or None. speedup: that is asked for, or None.
         strict: only what is proven is published.
     """
-    rated = [(each, found) for each in candidates if (found := meets(each, most, speedup)) is not None]
+    rated = [(each, sure) for each in candidates if (sure := meets(each, most, speedup)) is not None]
     # By dev, because the confirmation rows are to choose nothing.
     best = (lambda each: each.drop) if most is None else (lambda each: -each.speedup)
     far = (lambda each: -each.speedup) if most is None else (lambda each: each.confirmed.drop)
