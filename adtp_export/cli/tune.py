@@ -100,12 +100,14 @@ def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
 
 def _print_others(record: Mapping[str, Any], console: Console) -> None:
     """Name what --strict would have chosen, or what it kept from being chosen."""
-    best, sure = record["chosen"], {"likely": "proven"}.get(record["verdict"], "likely")
-    others = sorted((each for each in record["candidates"] if each["meets"] == sure), key=lambda each: -each["speedup"])
-    if sure == "proven":
-        others, begin = others[:1], "The fastest that is proven, for --strict"
+    candidates, best = record["candidates"], record["chosen"]
+    if record["verdict"] == "likely":
+        proven = [each for each in candidates if each["meets"] == "proven"]
+        others = sorted(proven, key=lambda each: -each["speedup"])[:1]
+        begin = "The fastest that is proven, for --strict"
     else:
-        others = [each for each in others if best and each["speedup"] > best["speedup"]]
+        likely = [each for each in candidates if each["meets"] == "likely"]
+        others = [each for each in likely if best and each["speedup"] > best["speedup"]]
         begin = "Faster and likely, but not proven on so few rows"
     if others:
         told = ", ".join(f"{each['told']}, {each['precision']} ({each['speedup']:.2f}x)" for each in others)

@@ -16,6 +16,7 @@ from ..contract import FROM_OTHERS, RECEIVED
 from .backbones.base import AttentionParts, Backbone
 from .pruners import Seen
 from .selection import Rule
+from .sequences import outside_autocast
 
 SUBLAYERS = ("attention", "ffn")
 
@@ -139,12 +140,10 @@ def attention_received(weights: Tensor, live: Tensor, wanted: str, near: Tensor 
         near: ``(S, S)`` or ``(B, S, S) bool`` of causal attention, which queries see which keys: the sum is divided by their number.
             None where attention is not causal.
     """
-    if torch.is_autocast_enabled(weights.device.type):
-        with torch.autocast(weights.device.type, enabled=False):
-            return attention_received(weights, live, wanted, near)
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
     queries = live.to(weights.dtype)
-    total = torch.einsum("bnqk,bq->bk", weights, queries)
+    with outside_autocast(weights):
+        total = torch.einsum("bnqk,bq->bk", weights, queries)
     if near is not None:
         total = total / (near * queries[:, :, None]).sum(1).clamp(min=1)
     return total if wanted == RECEIVED else total - weights.diagonal(dim1=2, dim2=3).sum(1)

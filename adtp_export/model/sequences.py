@@ -6,7 +6,9 @@ row, and sizes that depend on data are read once.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple, cast
 
 import torch
@@ -214,6 +216,12 @@ def data_size(value: Tensor) -> int:
 def at_least_fp32(x: Tensor) -> Tensor:
     """Return `x` in fp32, or in fp64 where it is that. The exporter takes `torch.promote_types` for an operation of the graph."""
     return x if x.dtype == torch.float64 else x.to(torch.float32)
+
+
+def outside_autocast(x: Tensor) -> AbstractContextManager:
+    """Return a context in which what is computed on the device of `x` has the precision of its inputs; what is traced stays as it is."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
 
 
 def top_k(x: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:

@@ -267,9 +267,11 @@ class Examples(torch.utils.data.Dataset):
             size: most rows of a batch. tokens: most tokens of a batch with its padding, where more than one row is in it.
         """
         order = sorted(range(len(self)), key=lambda i: -len(self.encoded[i].input_ids))
-        while order:
-            rows = min(size, max(1, tokens // len(self.encoded[order[0]].input_ids)))
-            numbers, order = order[:rows], order[rows:]
+        begin = 0
+        while begin < len(order):
+            longest = len(self.encoded[order[begin]].input_ids)
+            numbers = order[begin : begin + min(size, max(1, tokens // longest))]
+            begin += len(numbers)
             yield numbers, self.collate(numbers)
 
     def some(self, numbers: Sequence[int]) -> Examples:

@@ -16,6 +16,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging as transformers_logging
 
+from ..environment import keep_freed_memory
 from ..errors import InputError
 from .checkpoints import WEIGHTS, broken_seal, files_of, forget_newer, newest_whole, seal
 from .data import Examples, LengthGrouped
@@ -61,10 +62,7 @@ def run_stage(stage: Stage, settings: TrainOptions, audience: Audience) -> None:
     Raises:
         InputError: the loss is no finite number; or the stage has checkpoints, and all are damaged.
     """
-    arguments = training_arguments(stage, settings)
-    if arguments.n_gpu > 1:
-        arguments._n_gpu = 1  # several devices are several processes: threads of one would share the packed view
-    trainer = StageTrainer(stage, settings, arguments, Narrator(audience))
+    trainer = StageTrainer(stage, settings, Narrator(audience))
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Keeper(stage, settings.patience, audience))
     last = newest_whole(stage.work, files_of(PartialState().num_processes), audience.note)
@@ -81,7 +79,7 @@ def training_arguments(stage: Stage, settings: TrainOptions) -> TrainingArgument
     rows = settings.batch_size * PartialState().num_processes
     steps = max(1, math.ceil(len(stage.examples) / rows * stage.epochs))
     every = max(1, math.ceil(steps / settings.evaluations))
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(stage.work),
         per_device_train_batch_size=settings.batch_size,
         num_train_epochs=stage.epochs,
@@ -107,6 +105,17 @@ def training_arguments(stage: Stage, settings: TrainOptions) -> TrainingArgument
         ddp_find_unused_parameters=isinstance(stage.model, Method) and stage.model.leaves_weights_out,
         use_cpu=not torch.cuda.is_available(),
     )
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1  # several devices are several processes: threads of one would share the packed view
+    return arguments
+
+
+def this_process() -> PartialState:
+    """Say which of how many processes this one is, and on which device it trains: without a GPU the CPU, where freed memory is kept."""
+    on_cpu = not torch.cuda.is_available()
+    if on_cpu:
+        keep_freed_memory()
+    return PartialState(cpu=on_cpu)
 
 
 def autocast(settings: TrainOptions, device: torch.device) -> torch.autocast:
@@ -131,12 +140,12 @@ def quiet() -> Iterator[None]:
 class StageTrainer(Trainer):
     """Trainer with our order of batches, our evaluation, rates by parameter, and a stop at the first loss that is no number."""
 
-    def __init__(self, stage: Stage, settings: TrainOptions, args: TrainingArguments, narrator: Narrator) -> None:
+    def __init__(self, stage: Stage, settings: TrainOptions, narrator: Narrator) -> None:
         self.stage, self.settings, self.narrator = stage, settings, narrator
         self._first: Tensor | None = None
         super().__init__(
             stage.model,
-            args,
+            training_arguments(stage, settings),
             train_dataset=stage.examples,
             eval_dataset=stage.examples,
             data_collator=stage.examples.collate,

@@ -26,11 +26,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from accelerate import PartialState
 
 from adtp_export.benchmarking.paired import Difference, difference
 from adtp_export.data.overlaps import overlapping
-from adtp_export.environment import keep_freed_memory
 from adtp_export.model.flops import Shape
 from adtp_export.model.registry import fields
 from adtp_export.training.budget import flops_share
@@ -40,7 +38,7 @@ from adtp_export.training.models import load_teacher, save_model
 from adtp_export.training.settings import BF16, TrainOptions
 from adtp_export.training.stages import explained, train_student, train_teacher
 from adtp_export.training.task import Task, read_task
-from adtp_export.training.trainer import Audience, quiet
+from adtp_export.training.trainer import Audience, quiet, this_process
 from benchmarks.harness import records
 from benchmarks.harness.records import RECORDS, claim, read_lines
 from benchmarks.pruning.equal_time import BATCHES, FP32, FULL, MAX_TOKENS, SITE, SUFFIX, TABLE, retention_for
@@ -300,7 +298,7 @@ def student(run: Run, place: Place) -> dict[str, Any]:
     source = place.teacher(run.size, run.dataset)
     task = place.task(run.size, run.dataset, {"teacher": str(source), **run.settings})
     teacher = load_teacher(str(source), task.objective, task.labels, tuned=True).eval().requires_grad_(False)
-    torch.nn.Module.to(teacher, PartialState(cpu=not torch.cuda.is_available()).device)
+    torch.nn.Module.to(teacher, this_process().device)
     accuracy = place.quality(task, teacher)
     task = dataclasses.replace(task, parts={**task.parts, **seen_by(teacher, task, place)})
     unfinished = place.work / "unfinished" / run.folder
@@ -363,7 +361,7 @@ def main() -> None:
     options = parser.parse_args()
     claim(TRAINED if options.what == "train" else EXPORTED)
     torch.set_num_threads(1)
-    keep_freed_memory()
+    this_process()  # before the first teacher is trained
     options.work.mkdir(parents=True, exist_ok=True)
     place = Place(splits=options.splits, base=options.base, work=options.work, clock=Clock(options.minutes))
     try:

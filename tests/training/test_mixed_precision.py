@@ -13,7 +13,7 @@ from adtp_export.training.method_table import METHODS
 from adtp_export.training.methods import for_method
 from adtp_export.training.models import make_student
 from adtp_export.training.settings import TrainOptions
-from adtp_export.training.trainer import Audience, Narrator, Stage, StageTrainer, training_arguments
+from adtp_export.training.trainer import Audience, Narrator, Stage, StageTrainer
 
 SITES = {"top": "1.attention", "transkimmer": "0.attention", "layers": None}
 LENGTHS = [9, 3, 14, 6]
@@ -30,7 +30,7 @@ def make(method, tmp_path, **settings):
     rows = Examples(encoded=encoded, labels=[0, 1, 1, 0], pad_id=0).with_teacher(list(torch.randn(4, 2)), attribution)
     model = for_method(method).of(student, chosen, {"train": rows, "dev": rows}).train()
     run = Stage(model=model, examples=rows, judged=dict, epochs=1, rate=1e-3, work=tmp_path)
-    trainer = StageTrainer(run, chosen, training_arguments(run, chosen), Narrator(Audience(print, print)))
+    trainer = StageTrainer(run, chosen, Narrator(Audience(print, print)))
     return trainer, model, rows.collate(range(4))
 
 

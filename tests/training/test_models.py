@@ -11,7 +11,7 @@ from adtp_export.training.data import Examples, Labels
 from adtp_export.training.methods.adtp import Distillation, first_shares
 from adtp_export.training.models import labels_of_teacher, make_student, student_config
 from adtp_export.training.settings import TrainOptions
-from adtp_export.training.trainer import Audience, Narrator, Stage, StageTrainer, training_arguments
+from adtp_export.training.trainer import Audience, Narrator, Stage, StageTrainer
 
 KINDS = pytest.mark.parametrize(
     "kind",
@@ -81,7 +81,7 @@ def test_pruners_learn_at_their_own_rate(kind, tmp_path):
     rows = make_rows(4, 2)
     rates = dict.fromkeys(student.pruners.parameters(), settings.retainer_learning_rate)
     stage = Stage(model=model, examples=rows, judged=dict, epochs=1, rate=1e-4, work=tmp_path, rates=rates)
-    trainer = StageTrainer(stage, settings, training_arguments(stage, settings), Narrator(Audience(print, print)))
+    trainer = StageTrainer(stage, settings, Narrator(Audience(print, print)))
     given = {p: group["lr"] for group in trainer.create_optimizer().param_groups for p in group["params"]}
     assert set(given) == set(model.parameters())
     for name, parameter in student.named_parameters():

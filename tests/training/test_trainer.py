@@ -8,7 +8,7 @@ from adtp_export.data.tokenize import TokenizedText
 from adtp_export.errors import InputError
 from adtp_export.training.data import Examples
 from adtp_export.training.settings import TrainOptions
-from adtp_export.training.trainer import Audience, Narrator, Stage, StageTrainer, run_stage, training_arguments
+from adtp_export.training.trainer import Audience, Narrator, Stage, StageTrainer, run_stage
 
 pytest.importorskip("accelerate")
 
@@ -53,7 +53,7 @@ def test_a_loss_that_is_no_number_is_named_before_anything_is_kept(tmp_path, ste
 def test_no_step_waits_for_its_loss(tmp_path):
     """A tensor on the device "meta" has no value: to ask for it is an error."""
     run = stage(nn.Linear(1, 1), tmp_path, dict)
-    trainer = StageTrainer(run, SETTINGS, training_arguments(run, SETTINGS), Narrator(Audience(print, print)))
+    trainer = StageTrainer(run, SETTINGS, Narrator(Audience(print, print)))
     for _ in range(3):
         loss = torch.zeros((), device="meta", requires_grad=True)
         assert trainer.compute_loss(lambda loss=loss: {"loss": loss}, {}) is loss

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError, did_you_mean, quoted
 from ..selection import Rule
+from ..sequences import outside_autocast
 
 
 class Seen(NamedTuple):
@@ -105,11 +106,9 @@ class Pruner(nn.Module, ABC):
 
 def in_fp32(module: nn.Module, x: Tensor) -> Tensor:
     """Run a predictor in fp32 at least, whatever the precision of the rest: a flipped decision changes behaviour."""
-    if torch.is_autocast_enabled(x.device.type):
-        with torch.autocast(x.device.type, enabled=False):
-            return in_fp32(module, x)
-    if x.dtype not in (torch.float16, torch.bfloat16):
-        result: Tensor = module(x)
-        return result
-    weights = {name: weight.float() for name, weight in module.named_parameters()}
-    return torch.func.functional_call(module, weights, (x.float(),))
+    with outside_autocast(x):
+        if x.dtype not in (torch.float16, torch.bfloat16):
+            result: Tensor = module(x)
+            return result
+        weights = {name: weight.float() for name, weight in module.named_parameters()}
+        return torch.func.functional_call(module, weights, (x.float(),))

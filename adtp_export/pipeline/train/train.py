@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...artifacts.directory import remove, writing
 from ...contract import HEAD_EMBEDDING
-from ...environment import keep_freed_memory, processor, versions
+from ...environment import processor, versions
 from ...errors import InputError, flag_name, needs_extras
 from ...options import PathLike, takes
 from ...training.method_table import ATTRIBUTION
@@ -101,15 +101,12 @@ def _cache(place: PathLike) -> Path:
 
 def _import() -> PartialState:
     """Import what training needs, and say which of how many processes this one is."""
-    import accelerate
     import scipy  # noqa: F401
-    import torch
 
     from ...training import stages  # noqa: F401
+    from ...training.trainer import this_process
 
-    if not torch.cuda.is_available():
-        keep_freed_memory()
-    return accelerate.PartialState(cpu=not torch.cuda.is_available())
+    return this_process()
 
 
 def _given(config: PathLike | None, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -115,10 +115,13 @@ def choose(
         strict: only what is proven is published.
     """
     rated = [(each, sure) for each in candidates if (sure := meets(each, most, speedup)) is not None]
-    # By dev, because the confirmation rows are to choose nothing.
-    best = (lambda each: each.drop) if most is None else (lambda each: -each.speedup)
-    far = (lambda each: -each.speedup) if most is None else (lambda each: each.confirmed.drop)
-    accepted = [(PROVEN,)] if strict else [(PROVEN,), (LIKELY,)] if most is None else [(PROVEN, LIKELY)]
+    if most is not None:
+        best, far = (lambda each: -each.speedup), (lambda each: each.confirmed.drop)
+        accepted = [(PROVEN,)] if strict else [(PROVEN, LIKELY)]
+    else:
+        # By dev, because the confirmation rows are to choose nothing.
+        best, far = (lambda each: each.drop), (lambda each: -each.speedup)
+        accepted = [(PROVEN,)] if strict else [(PROVEN,), (LIKELY,)]
     for kinds in accepted:
         if found := [(each, rate) for each, rate in rated if rate in kinds]:
             return min(found, key=lambda each: best(each[0]))

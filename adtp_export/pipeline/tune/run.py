@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import PartialState
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -17,7 +15,7 @@ from ...environment import commit, cpu, versions
 from ...io import read_json, written_whole
 from ...report import tuned
 from ...training.models import load_teacher
-from ...training.trainer import Audience
+from ...training.trainer import Audience, this_process
 from ..progress import Steps
 from . import directory, exports, times
 from .choice import NEAREST, Candidate, choose, meets
@@ -39,8 +37,7 @@ class Run:
         task = rows.task
         self.chosen, self.rows, self.steps, self.task, self.out = chosen, rows, steps, task, Path(chosen.out)
         self.teacher: PreTrainedModel = load_teacher(str(chosen.model), task.objective, task.labels, tuned=True)
-        device = PartialState(cpu=not torch.cuda.is_available()).device
-        nn.Module.to(self.teacher.eval().requires_grad_(False), device)
+        nn.Module.to(self.teacher.eval().requires_grad_(False), this_process().device)
         self.precisions, told = times.precisions_here(chosen.formats)
         self.rounds = times.workload(chosen.workload, task)
         self.shows = what_rows_show(len(task.tables["dev"]), len(task.tables["test"]), chosen.drop)

@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ...environment import keep_freed_memory
 from ...errors import InputError, needs_extras
 from ...options import takes
 from ..progress import Steps
@@ -35,14 +34,9 @@ def tune(chosen: TuneOptions) -> dict[str, Any]:
             f"MODEL: {chosen.model} has no config.json; give the directory of a fine-tuned transformers model"
         )
     with steps.step("import_s", "importing PyTorch and transformers"):
-        import torch
-
         from ...training.trainer import quiet
         from .rows import read
         from .run import Run
-
-        if not torch.cuda.is_available():
-            keep_freed_memory()
     with quiet():
         with steps.step("data_s", "reading the data"):
             rows = read(chosen)

@@ -28,7 +28,7 @@ from ...model.padded import SUBLAYERS, attention_received, layers_read, near, pr
 from ...model.pruners import Pruner, Seen
 from ...model.registry import fields
 from ...model.selection import competing
-from ...model.sequences import Packed, pack
+from ...model.sequences import Packed, outside_autocast, pack
 from ..budget import flops_share
 from ..data import Examples, to_device
 from ..judgement import Judgement
@@ -222,7 +222,7 @@ class Gated(Method):
         """
         if not self.soft:
             if self.training and self.dev is not None and not self.settled:
-                with torch.autocast(teacher_logits.device.type, enabled=False):  # as it is judged
+                with outside_autocast(teacher_logits):  # as it is judged
                     self.prepare(self.dev)
                 self.settled.fill_(True)
             answer, _ = self.through_cuts(batch)

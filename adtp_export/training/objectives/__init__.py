@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from ...contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ...data.windows import Windows
 from ...model.packed import PackedStudent
+from ...model.sequences import at_least_fp32
 from ..data import Examples, Labels, Table
 from ..settings import TrainOptions
 
@@ -94,7 +94,7 @@ class Objective(ABC):
 
     def answer(self, outputs: tuple[Tensor, ...]) -> Tensor:
         """Make the answer of the head's outputs (`contract.OUTPUTS`), in fp32 at least: the first, unless a head says otherwise."""
-        return outputs[0].to(torch.promote_types(outputs[0].dtype, torch.float32))
+        return at_least_fp32(outputs[0])
 
     def ask(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
         """Return a teacher's answer to a batch: its logits, unless a head says otherwise."""
