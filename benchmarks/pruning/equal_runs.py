@@ -370,7 +370,7 @@ def main() -> None:
         else:
             from benchmarks.pruning.equal_speed import time_all
 
-            time_all(options.size, place)
+            time_all(options.size, options.dataset, options.seeds, place)
     except TimeIsOverError:
         raise SystemExit("time is over; the same command goes on") from None
 

@@ -1,28 +1,26 @@
-"""Export the students of `equal_runs.py` in fp32 and INT8, verify them, ask them, and time each in turns with packed dense.
+"""Export the students of `equal_runs.py` in fp32 and INT8, verify them, ask them, and time each in turns with their teacher in fp32.
 
 Called by `python -m benchmarks.pruning.equal_runs speed`. A row of the record is a student in one precision: accuracy and speed
-are of the same seed.
+are of the same seed. The teacher has all layers and no cut. It is deployed as the students are, because threads of deployed targets spin
+from text to text: with a baseline whose threads sleep, 6 layers seemed 1.7 times as fast as themselves on one text at a time.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from adtp_export import export, load
-from adtp_export.benchmarking.contenders import Architecture, packed_dense
+from adtp_export.benchmarking.contenders import Architecture
 from adtp_export.benchmarking.interleaved_timing import by_cycle, measure, speedup
-from adtp_export.benchmarking.processes import DEPLOYED, WITH_PLUGIN, Contender, Processes
+from adtp_export.benchmarking.processes import DEPLOYED, Contender, Processes
 from adtp_export.data.readers import read_rows
-from adtp_export.graph import program
 from adtp_export.io import read_json
-from adtp_export.model.registry import fields
-from adtp_export.training.models import load_config
 from benchmarks.harness import records
 from benchmarks.harness.records import read_lines
 from benchmarks.pruning.equal_runs import EXPORTED, TRAINED, Place, Run
@@ -34,9 +32,6 @@ DENSE = "dense"
 ANY_DROP, VERIFIED = 100.0, 64
 SECONDS = 8.0
 """For each student and size of batches."""
-TIMED = BATCHES[:1]
-"""One text at a time is not timed: threads of deployed targets spin from text to text, those of packed dense sleep, and 6 layers seemed
-1.7 times as fast as themselves. In batches of 32 they were 1.01 and 0.99 times as fast."""
 
 
 def exported(run: Run, place: Place) -> tuple[Path, dict[str, Any]]:
@@ -62,14 +57,14 @@ def answers(out: Path, target: str, test: Path) -> str:
 
 
 def timed(out: Path, run: Run, place: Place, dense: Contender) -> dict[str, dict[str, Any]]:
-    """Time both precisions in turns with packed dense in fp32; return ms, speedup and margin by precision and size of batches."""
+    """Time both precisions in turns with the dense teacher; return ms, speedup and margin by precision and size of batches."""
     made = [
         Contender(name=target, path=out, layers=run.depth, padded=False, engine=DEPLOYED) for target in TARGETS.values()
     ]
     names = tuple(Architecture.of(read_json(out / "config.json")).input_names)
     found: dict[str, dict[str, Any]] = {precision: {} for precision in TARGETS}
     with Processes([dense, *made]) as processes:
-        for batch in TIMED:
+        for batch in BATCHES:
             rounds = workload(run.dataset, batch, place.splits, out / "tokenizer.json", names)
             times = measure(rounds, [DENSE, *TARGETS.values()], processes.time_ms, SECONDS)
             cycles = {name: by_cycle(ms, len(rounds.batches)) for name, ms in times.items()}
@@ -101,21 +96,36 @@ def key(row: dict[str, Any]) -> tuple[Run, str]:
     return Run.of(row), row["precision"]
 
 
-def time_all(size: str, place: Place) -> None:
+def baseline(size: str, dataset: str, place: Place, out: Path) -> Contender:
+    """Export the teacher of a data set in fp32."""
+    export(place.teacher(size, dataset), out, verify_rows=VERIFIED, verify_data=place.files(size, dataset)["dev"])
+    return Contender(
+        name=DENSE,
+        path=out,
+        layers=FULL,
+        padded=False,
+        cls_only_last_layer=True,
+        engine=DEPLOYED,
+        target=TARGETS[FP32],
+    )
+
+
+def time_all(size: str, datasets: Collection[str], seeds: Collection[int], place: Place) -> None:
     """Export and time what is trained and not recorded."""
+    done = {key(row) for row in read_lines(EXPORTED)}
+    runs = [
+        run
+        for run in map(Run.of, read_lines(TRAINED))
+        if run.size == size and run.dataset in datasets and run.seed in seeds
+    ]
     with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "dense.onnx"
-        architecture = Architecture.of(fields(load_config(str(place.base))))
-        program.save(program.finish(packed_dense(architecture).graph(FULL), {"version": "bench"}), path)
-        dense = Contender(
-            name=DENSE, path=path, layers=FULL, padded=False, cls_only_last_layer=True, engine=WITH_PLUGIN
-        )
-        done = {key(row) for row in read_lines(EXPORTED)}
-        for run in map(Run.of, read_lines(TRAINED)):
-            if run.size == size and not all((run, precision) in done for precision in TARGETS):
-                place.clock.check()
-                made = [row | records.told() for row in rows(run, place, dense)]
-                print(
-                    run, *({name: row[name] for name in ("precision", "status", "speed")} for row in made), flush=True
-                )
-                records.update(EXPORTED, made, key=key)
+        teachers: dict[str, Contender] = {}
+        for run in runs:
+            if all((run, precision) in done for precision in TARGETS):
+                continue
+            place.clock.check()
+            if run.dataset not in teachers:
+                teachers[run.dataset] = baseline(size, run.dataset, place, Path(scratch) / run.dataset)
+            made = [row | records.told() for row in rows(run, place, teachers[run.dataset])]
+            print(run, *({name: row[name] for name in ("precision", "status", "speed")} for row in made), flush=True)
+            records.update(EXPORTED, made, key=key)
