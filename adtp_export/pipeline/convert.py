@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,10 @@ def import_checkpoint(options: ImportOptions) -> dict[str, Any]:
     }
 
 
+WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+"""Names that transformers gives to files of weights."""
+
+
 class StudentDirectory(OutputDirectory):
     """A directory of a student, which has no manifest: only files of a student's names are replaced."""
 
@@ -132,9 +137,7 @@ class StudentDirectory(OutputDirectory):
             raise InputError(f"{self.path} is no student of format 2; remove it yourself or give another place")
         own = {path.name, INDEX, *TOKENIZER_FILES}
         others = sorted(
-            place.name
-            for place in self.path.iterdir()
-            if place.name not in own and not (place.name.startswith("model") and place.suffix == ".safetensors")
+            place.name for place in self.path.iterdir() if place.name not in own and not WEIGHTS.fullmatch(place.name)
         )
         if others:
             raise InputError(f"{self.path} holds more than a student, such as {others[0]}; move that elsewhere")

@@ -275,7 +275,7 @@ class Examples(torch.utils.data.Dataset):
             yield numbers, self.collate(numbers)
 
     def some(self, numbers: Sequence[int]) -> Examples:
-        """Return the rows of these numbers, in their order, to train on: what a subclass keeps to judge rows by stays as it is."""
+        """Return the rows of these numbers, in their order."""
 
         def of(values: Any) -> Any:
             return None if values is None else [values[i] for i in numbers]

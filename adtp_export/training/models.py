@@ -85,7 +85,7 @@ def labels_of_teacher(source: str, config: PretrainedConfig, labels: Labels, hea
     """Return the data's labels in the teacher's order.
 
     Raises:
-        InputError: the teacher knows others, or another number of them, or answers with several for a text.
+        InputError: the teacher does not know one, or answers with several for a text.
     """
     if not labels.names and head != HEAD_SEQUENCE:
         return labels  # spans and vectors have none
@@ -96,14 +96,14 @@ def labels_of_teacher(source: str, config: PretrainedConfig, labels: Labels, hea
         )
     names = {int(number): str(name) for number, name in (config.id2label or {}).items()}
     known = tuple(names[number] for number in sorted(names))
-    if len(known) == len(labels.names or ("score",)):
-        if labels.regression or all(name.startswith("LABEL_") for name in known):
-            return labels
-        if set(known) == set(labels.names):
-            return Labels(known)
+    as_many = len(known) == len(labels.names or ("score",))
+    if as_many and (labels.regression or all(name.startswith("LABEL_") for name in known)):
+        return labels
+    if labels.names and set(labels.names) <= set(known):  # rows may lack a rare one
+        return Labels(known)
     raise InputError(
         f"{source}: the teacher does not match: it knows {', '.join(known)}, the data has "
-        f"{', '.join(labels.names) or 'numbers'}; leave --teacher out to fine-tune one"
+        f"{', '.join(labels.names) or 'numbers'}; give a model that was fine-tuned for these"
     )
 
 

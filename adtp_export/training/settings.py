@@ -164,6 +164,7 @@ class TrainOptions(Options):
 
     def check(self) -> None:
         self._check_method()
+        self._check_unused()
         self._check_terms()
         given = self._list("retention")
         if not all(0 < value <= 1 for value in given):
@@ -194,6 +195,15 @@ class TrainOptions(Options):
                     f"{flag_name(known.name)}: got {quoted(getattr(self, known.name))}; --method {self.method} has no such setting, "
                     f"and {', '.join(users)} have: {instead}"
                 )
+
+    def _check_unused(self) -> None:
+        """Raises InputError for a setting that nothing uses beside another one."""
+        for given, names in (("teacher", ("teacher_epochs", "teacher_learning_rate")), ("dev", ("dev_share",))):
+            for name in names if getattr(self, given) is not None else ():
+                if (value := getattr(self, name)) != getattr(TrainOptions, name):
+                    raise InputError(
+                        f"{flag_name(name)}: got {quoted(value)}, which nothing uses beside {flag_name(given)}; leave one of them out"
+                    )
 
     def _check_terms(self) -> None:
         """Raises InputError where an unknown term is left out, or all are."""

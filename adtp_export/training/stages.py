@@ -149,7 +149,8 @@ def train_student(
         best="loss against the teacher" if by_loss else "quality",
         final_from=model.final_from,
     )
-    run_stage(stage, settings, audience)
+    if not run_stage(stage, settings, audience):
+        model.judged = None
     model.finish()
     if settings.mask != MASK_NONE and not model.masked:
         audience.note(

@@ -13,7 +13,7 @@ from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE
 from ..data.labelled import ANSWERS, CONTEXT, QUESTION, TAGS, TOKENS, is_squad
 from ..data.readers import ending, json_rows, opened
 from ..data.windows import Windows
-from ..errors import InputError, quoted
+from ..errors import InputError, flag_name, quoted
 from ..imports.sentence_transformers import put_in_lower_case, reading
 from ..model import registry
 from ..model.flops import Shape
@@ -88,6 +88,10 @@ def check_head(head: str, settings: TrainOptions) -> None:
         raise InputError(
             f"--data: got {quoted(settings.data)} for --task {named}; accepted is --train FILE, see docs/training.md"
         )
+    for name in ("stride", "max_answer_tokens") if named != "spans" else ():
+        value, resolved = getattr(settings, name), (settings.max_tokens or 0) // 4  # which a run that goes on was given
+        if value != getattr(TrainOptions, name) and (name, value) != ("stride", resolved):
+            raise InputError(f"{flag_name(name)}: got {value} for --task {named}; only spans have that. Leave it out")
     if head != HEAD_SEQUENCE:
         check_mask(named, settings)
     if head == HEAD_EMBEDDING:

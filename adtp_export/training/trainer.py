@@ -41,8 +41,8 @@ class Stage:
 
     model: its `forward` returns a mapping with ``loss``; trained in place. judged: gives the figures of an evaluation; the
     checkpoint of the highest "score" wins. rate: peak learning rate; rates: those of single parameters, where they differ.
-    work: folder of checkpoints. best: what "score" stands for, in messages. final_from: share of the steps before which evaluations
-    do not count for `patience`.
+    work: folder of checkpoints. best: what "score" stands for, in messages. final_from: share of the steps before which the model is not
+    yet what it is to become: an evaluation there neither wins nor counts for `patience`.
     """
 
     model: nn.Module
@@ -56,8 +56,11 @@ class Stage:
     final_from: float = 0.0
 
 
-def run_stage(stage: Stage, settings: TrainOptions, audience: Audience) -> None:
+def run_stage(stage: Stage, settings: TrainOptions, audience: Audience) -> bool:
     """Train a model and leave the weights of its best evaluation in it; goes on where the stage has checkpoints.
+
+    Returns:
+        Whether the best evaluation was the last one.
 
     Raises:
         InputError: the loss is no finite number; or the stage has checkpoints, and all are damaged.
@@ -72,12 +75,13 @@ def run_stage(stage: Stage, settings: TrainOptions, audience: Audience) -> None:
     trainer.train(resume_from_checkpoint=str(last) if last else None)
     if (best := trainer.state.best_global_step) is not None:
         audience.note(f"kept step {best} of {trainer.state.max_steps}, of the best {stage.best} on dev")
+    return best == max((entry["step"] for entry in trainer.state.log_history if "eval_score" in entry), default=None)
 
 
 def training_arguments(stage: Stage, settings: TrainOptions) -> TrainingArguments:
     """Say in transformers' terms what the settings ask for."""
     rows = settings.batch_size * PartialState().num_processes
-    steps = max(1, math.ceil(len(stage.examples) / rows * stage.epochs))
+    steps = max(1, math.ceil(math.ceil(len(stage.examples) / rows) * stage.epochs))  # as transformers counts them
     every = max(1, math.ceil(steps / settings.evaluations))
     arguments = TrainingArguments(
         output_dir=str(stage.work),
@@ -197,7 +201,7 @@ class StageTrainer(Trainer):
         if not math.isfinite(loss):
             raise InputError(
                 f"the loss became {loss} at step {step:.0f} of {self.state.max_steps}, at a "
-                f"learning rate of {self.args.learning_rate:g}; start anew with a lower one and --force"
+                f"learning rate of {self.args.learning_rate:g}; start anew with a lower one, in another --out"
             )
 
     def log(self, *arguments: Any, **options: Any) -> None:
@@ -212,6 +216,8 @@ class StageTrainer(Trainer):
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
         self.check_losses()
         figures = {f"eval_{name}": value for name, value in self.stage.judged().items()}
+        if self.state.global_step < self.stage.final_from * self.state.max_steps:
+            figures["eval_score"] = -math.inf
         self.log(figures)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, figures)
         return figures
@@ -236,7 +242,11 @@ class Narrator(TrainerCallback):
         self.loss = (logs or {}).get("loss", self.loss)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict | None = None, **rest: Any) -> None:
-        figures = ", ".join(f"{name.removeprefix('eval_')} {value:.4f}" for name, value in (metrics or {}).items())
+        figures = ", ".join(
+            f"{name.removeprefix('eval_')} {value:.4f}"
+            for name, value in (metrics or {}).items()
+            if math.isfinite(value)
+        )
         self.audience.note(f"step {state.global_step} of {state.max_steps}: loss {self.loss:.4f}; on dev: {figures}")
 
 
@@ -268,7 +278,10 @@ class Keeper(TrainerCallback):
         control.should_training_stop |= self.over(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Where a run goes on from the checkpoint that it ended with, transformers takes one more step: nothing comes of it."""
+        """See that the last step is evaluated. Where a run goes on from the checkpoint that it ended with, transformers takes one more
+        step: nothing comes of it."""
+        if state.global_step >= state.max_steps:
+            control.should_evaluate = control.should_save = True  # transformers 4 does not see to it
         if self.ended:
             control.should_evaluate = control.should_save = False
             control.should_training_stop = True

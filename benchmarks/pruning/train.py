@@ -220,8 +220,9 @@ def student(run: Run, place: Place) -> dict[str, Any]:
     source = place.teacher(run.dataset)
     task = place.task(run.dataset, {"teacher": str(source), **run.settings})
     teacher = load_teacher(str(source), task.objective, task.labels, tuned=True).eval().requires_grad_(False)
-    rows = explained(teacher, task.parts["train"], task, place.work / "views", TOLD)
-    task = dataclasses.replace(task, parts={**task.parts, "train": rows})
+    for part in ("train", "dev"):  # a checkpoint is chosen by the teacher's answers to dev
+        seen = explained(teacher, task.parts[part], task, place.work / "views", TOLD)
+        task = dataclasses.replace(task, parts={**task.parts, part: seen})
     began = time.perf_counter()
     with quiet():
         model = train_student(teacher, task, place.work / "unfinished" / run.folder, TOLD)

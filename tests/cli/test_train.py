@@ -216,6 +216,10 @@ def test_a_loss_that_is_no_number_stops_and_names_the_step(base, reviews, tmp_pa
         (("--train", "{reviews}/other.tsv", "--teacher", "{trained}/teacher"), "the teacher does not match: it knows"),
         (("--train", "{reviews}/train.tsv", "--teacher", "{headless}"), "no teacher: its file has no classifier.bias"),
         (("--train", "{reviews}/train.tsv", "--layers", 3), "--layers: got 3; the teacher has 2"),
+        (
+            ("--train", "{reviews}/train.tsv", "--stride", 9),
+            "--stride: got 9 for --task classification; only spans have",
+        ),
         (("--train", "{reviews}/train.tsv", "--min-tokens", 0), "--min-tokens: got 0; accepted is at least 1"),
         (("--train", "{reviews}/train.tsv", "--data", "glue/sst2"), "give either --data NAME or --train FILE"),
         (("--train", "{reviews}/train.tsv", "--test", "{reviews}/empty.tsv"), "empty.tsv: holds no text"),
@@ -287,6 +291,8 @@ def test_the_signature_of_train_lists_every_setting():
         ({"resume": True}, "holds no run of adtp-train"),
         ({"teacher": "a", "base": "b"}, "give either --base MODEL"),
         ({"base": "b"}, "give either --data NAME or --train FILE"),
+        ({"teacher": "a", "teacher_epochs": 2}, "--teacher-epochs: got 2.0, which nothing uses beside --teacher"),
+        ({"dev": "a", "dev_share": 0.2}, "--dev-share: got 0.2, which nothing uses beside --dev"),
     ],
 )
 def test_errors_of_train_are_exceptions(tmp_path, given, message):

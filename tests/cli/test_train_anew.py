@@ -39,6 +39,10 @@ def begin(base, reviews):
     return run
 
 
+BEGUN = ["train.yaml", "work/inputs.json"]
+"""What a run writes first."""
+
+
 def files(directory):
     return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
 
@@ -58,15 +62,16 @@ def run(tmp_path):
         "teacher/model.safetensors",
         "teacher/vocab.txt",
         "teacher/sha256.json",
+        "work/inputs.json",
         "work/teacher-done/model.safetensors",
         "work/teacher/checkpoint-3/optimizer.pt",
         "work/student/checkpoint-12/model.safetensors",
         "work/student/checkpoint-12/trainer_state.json",
         "work/student/checkpoint-12/rng_state_0.pth",
         "work/student/checkpoint-12/training_args.bin",
-        "work/attribution/0f.safetensors",
-        "work/attribution/0f.1a2b3c4d.partial",
-        "results.json.partial",
+        f"work/attribution/{16 * '0f'}.safetensors",
+        f"work/attribution/{16 * '0f'}.safetensors.1a2b3c4d.partial",
+        "results.json.1a2b3c4d.partial",
     ]
     for name in names:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +82,7 @@ def run(tmp_path):
 
 def test_a_run_is_replaced_as_a_whole(run, begin):
     begin(run, force=True, seed=8)
-    assert files(run) == ["train.yaml"]
+    assert files(run) == BEGUN
     assert "seed: 8" in (run / "train.yaml").read_text()
     begin(run, force=True, seed=9)  # one that has not written anything yet is a run, too
     assert "seed: 9" in (run / "train.yaml").read_text()
@@ -93,6 +98,12 @@ def test_a_run_is_replaced_as_a_whole(run, begin):
         ("teacher/notes.txt", "teacher/notes.txt"),
         ("work/thesis.tex", "work/thesis.tex"),
         ("work/student/checkpoint-12/mine/model.safetensors", "work/student/checkpoint-12/mine"),
+        ("work/student/checkpoint-12/notes.txt", "work/student/checkpoint-12/notes.txt"),
+        ("model-v1.safetensors", "model-v1.safetensors"),
+        ("teacher/model-best.safetensors", "teacher/model-best.safetensors"),
+        ("my.model", "my.model"),
+        ("vocab.backup", "vocab.backup"),
+        ("optimizer.pt", "optimizer.pt"),
     ],
 )
 def test_what_no_run_wrote_is_kept(run, begin, name, told):
@@ -173,7 +184,7 @@ def undeletable(name):
 def test_an_old_teacher_that_cannot_be_deleted_is_not_taken_for_the_new_one(run, begin):
     with undeletable("model.safetensors"):
         notes = begin(run, force=True, seed=8)
-        assert files(run) == ["train.yaml"]
+        assert files(run) == BEGUN
         (left,) = set(run.parent.iterdir()) - {run}
         assert (left / "teacher" / "model.safetensors").read_text() == "old"
         assert notes[0] == f"what is left of the earlier run cannot be removed; remove it yourself: {left}"
@@ -204,6 +215,25 @@ def test_what_a_killed_run_left_is_cleared_by_the_one_that_goes_on(run, begin):
     assert list(run.parent.iterdir()) == [run]
 
 
+@pytest.mark.parametrize("changed", ["train", "base"])
+def test_a_run_goes_on_with_what_it_was_begun_with(tmp_path, begin, base, reviews, changed):
+    given = {"train": tmp_path / "train.tsv", "base": tmp_path / "base"}
+    shutil.copyfile(reviews / "train.tsv", given["train"])
+    shutil.copytree(base, given["base"])
+    out = tmp_path / "out"
+    begin(out, **given)
+    begin(out, base=None, train=None, max_tokens=None, resume=True)
+    file = given["train"] if changed == "train" else given["base"] / "model.safetensors"
+    before = file.read_bytes()
+    file.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    with pytest.raises(
+        InputError, match=f"--{changed} changed since the run in .* was begun; bring back what was there"
+    ):
+        begin(out, base=None, train=None, max_tokens=None, resume=True)
+    file.write_bytes(before)
+    begin(out, base=None, train=None, max_tokens=None, resume=True)
+
+
 def test_an_empty_directory_is_trained_in_where_it_is(tmp_path, begin, monkeypatch):
     """It may be a mount point, which nothing can take the place of, or the current directory."""
     (tmp_path / "out").mkdir()
@@ -211,7 +241,7 @@ def test_an_empty_directory_is_trained_in_where_it_is(tmp_path, begin, monkeypat
     monkeypatch.chdir(tmp_path / "out")
     begin(Path("."))
     assert (tmp_path / "out").stat().st_ino == inode
-    assert files(tmp_path / "out") == ["train.yaml"]
+    assert files(tmp_path / "out") == BEGUN
     with pytest.raises(InputError, match="is or holds the current directory"):
         begin(Path("."), force=True)
 
@@ -221,7 +251,7 @@ def test_where_out_leads_is_replaced_and_the_link_stays(run, begin, tmp_path):
     link.symlink_to(run)
     begin(link, force=True, seed=8)
     assert link.is_symlink()
-    assert files(run) == ["train.yaml"]
+    assert files(run) == BEGUN
 
 
 def test_checkpoints_that_cannot_be_removed_end_the_run(run):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -27,12 +28,13 @@ from adtp_export.io import hold
 from adtp_export.pipeline.tune import directory
 from adtp_export.pipeline.tune import times as times_room
 from adtp_export.pipeline.tune import tune as room
+from adtp_export.pipeline.tune.directory import TOLD
 from adtp_export.pipeline.tune.options import TuneOptions
 from adtp_export.pipeline.tune.plan import Plan
 from adtp_export.pipeline.tune.race import Search
-from adtp_export.pipeline.tune.rows import identity, read
+from adtp_export.pipeline.tune.rows import identity, read, what_was_cut
 from adtp_export.pipeline.tune.shapes import Arm, Level
-from adtp_export.pipeline.tune.trials import RECORD, TOLD, WEIGHTS, Trials
+from adtp_export.pipeline.tune.trials import RECORD, WEIGHTS, Trials
 from adtp_export.training.models import load_teacher
 from adtp_export.training.trainer import Audience, quiet
 
@@ -163,8 +165,12 @@ def many(count, seed, labels=("negative", "positive")):
             {},
             "80 of 80 rows of dev.tsv are rows of train.tsv, too",
         ),
-        (many(30, 1), {}, "30 rows, of which 18 are to choose on and 12 to confirm on; at least 20 of each"),
-        (many(300, 1), {"strict": True}, r"300 rows cannot prove .* takes 6,766, .* or type --max-drop 4.8"),
+        (
+            many(30, 1),
+            {},
+            "18 rows to choose on and 12 to confirm on, in 18 and 12 groups of .* at least 20 groups of each",
+        ),
+        (many(300, 1), {"strict": True}, r"300 rows cannot prove .* takes at least 7,257, .* or type --max-drop 5.6"),
         (many(80, 1, ("negative", "neutral")), {}, "has the label 'neutral'"),
         (many(80, 1), {"batch_size": 10**6}, "--batch-size: got 1,000,000; train.tsv has 80 rows to train on"),
     ],
@@ -191,10 +197,18 @@ def test_a_model_without_its_tokenizer_is_refused(model, reviewed, tmp_path):
 
 def test_rows_are_held_out_by_groups(model, tmp_path):
     """Without dev rows, each text and its beginning are on one side."""
-    rows = [part for text, label in many(150, 0) for part in ((text, label), (text.rsplit(" ", 2)[0], label))]
+    rows = [part for text, label in many(300, 0) for part in ((text, label), (text.rsplit(" ", 2)[0], label))]
     found = read(options(model, {"train": labelled(tmp_path / "train.tsv", rows)})).task.tables
     begin = [{" ".join(text.split()[:6]) for text in found[part].texts} for part in ("train", "dev", "test")]
-    assert sum(map(len, begin)) == len(set.union(*begin)) == 150
+    assert sum(map(len, begin)) == len(set.union(*begin)) == 300
+
+
+def test_rows_that_are_not_read_whole_are_told(model, reviewed):
+    def told(most):
+        return what_was_cut(read(options(model, reviewed, max_tokens=most)).task)
+
+    assert told(48) == ""
+    assert re.match(r"\d+ of \d+ dev rows reach --max-tokens 8 and are read up to there", told(8))
 
 
 @pytest.mark.parametrize(
@@ -244,6 +258,11 @@ def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path):
         begun(max_drop=3.0, resume=True)
     (out / directory.RESULTS).write_text("{}")
     assert begun(max_drop=3.0)
+    (out / directory.STUDENT).mkdir()
+    (out / directory.STUDENT / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"holds more than a student.*: notes.txt; move that elsewhere"):
+        begun(max_drop=3.0)  # before anything is exported and timed
+    shutil.rmtree(out / directory.STUDENT)
     settings = json.loads((out / directory.SETTINGS).read_text())
     del settings["options"]["mixed_precision"]  # as an earlier version wrote it
     (out / directory.SETTINGS).write_text(json.dumps(settings))
@@ -264,6 +283,33 @@ def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path):
     (out / directory.SETTINGS).write_text("{}")
     with pytest.raises(InputError, match="is not of adtp-tune"):
         begun()
+
+
+def test_another_choice_replaces_what_a_run_published_and_nothing_else(exported, tmp_path):
+    out = tmp_path / "out"
+    trial = out / "work" / directory.TRIALS / "a"
+    trial.mkdir(parents=True)
+    for name in ("config.json", WEIGHTS, TOLD):
+        (trial / name).write_text(name)
+
+    def files():
+        return sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if "work" not in path.parts)
+
+    directory.publish(out, trial, exported)
+    directory.publish(out, trial, exported)
+    published = files()
+    assert {"student/config.json", f"student/{WEIGHTS}", "export/model.onnx"} <= set(published)
+    assert f"student/{TOLD}" not in published
+    for place, told in (("student", "more than a student"), ("export", "manifest.json does not list")):
+        notes = out / place / "notes.txt"
+        notes.write_text("mine")
+        for student in (trial, None):
+            with pytest.raises(InputError, match=f"{told}.*: notes.txt; move that elsewhere"):
+                directory.publish(out, student, exported)
+        assert files() == sorted([*published, f"{place}/notes.txt"])
+        notes.unlink()
+    directory.publish(out, None, exported)
+    assert files() == [name for name in published if not name.startswith("student")]
 
 
 def test_workloads_that_cannot_be_run_are_refused(model, reviewed):

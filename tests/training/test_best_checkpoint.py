@@ -86,7 +86,7 @@ def test_evaluations_before_decisions_are_final_do_not_count(tmp_path):
     run = Run(tmp_path / "work", (0.4, 0.3, 0.2, 0.1), patience=2, final_from=0.5)
     run.go()
     assert not any("ending" in note for note in run.notes)
-    assert run.notes[-1] == "kept step 3 of 12, of the best quality on dev"
+    assert run.notes[-1] == "kept step 6 of 12, of the best quality on dev"
 
 
 def test_a_run_that_goes_on_ends_where_it_would_have_ended(tmp_path):

@@ -55,7 +55,7 @@ class Run:
         examples = Examples(encoded=rows, labels=[float(i % 3) for i in range(24)], pad_id=0)
         how = {"epochs": 1, "rate": 0.1, "work": self.work, "final_from": self.final_from}
         stage = Stage(model=self.model, examples=examples, judged=self.judged, **how)
-        run_stage(stage, self.settings, Audience(lambda done, total: None, self.notes.append))
+        self.best_is_last = run_stage(stage, self.settings, Audience(lambda done, total: None, self.notes.append))
         return self.model.words.weight.detach().clone()
 
 

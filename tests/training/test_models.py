@@ -107,3 +107,14 @@ def test_a_teacher_of_another_problem_is_refused(problem_type):
         labels_of_teacher("t", config, Labels(("a", "b", "c")))
     config.problem_type = "single_label_classification"
     assert labels_of_teacher("t", config, Labels(("a", "b", "c"))).names == ("a", "b", "c")
+
+
+def test_labels_are_those_of_the_teacher_and_rows_may_lack_one():
+    config = make_teacher().config
+    config.id2label = {0: "b", 1: "c", 2: "a"}
+    for known in (("a", "b", "c"), ("a", "c")):
+        assert labels_of_teacher("t", config, Labels(known)).names == ("b", "c", "a")
+    with pytest.raises(
+        InputError, match="it knows b, c, a, the data has a, d; give a model that was fine-tuned for these"
+    ):
+        labels_of_teacher("t", config, Labels(("a", "d")))

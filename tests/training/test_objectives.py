@@ -254,6 +254,9 @@ def test_the_best_span_of_all_windows_answers_unless_none_is_likelier():
     assert decode(answers[::-1], [3, 2, 1, 0], examples) == ["ef", ""]
     figures = for_head("spans").quality(answers, [0, 1, 2, 3], examples)
     assert figures == {"exact": 1.0, "f1": 1.0, "has_answer_f1": 1.0, "no_answer_accuracy": 1.0}
+    second = examples.some([3, 2])
+    assert (second.questions, second.owners, second.placed) == (asked[1:], [0, 0], [placed[1], placed[0]])
+    assert decode([none, none], [0, 1], dataclasses.replace(second, questions=asked[:1])) == ["cd"]
 
 
 def test_vectors_are_judged_by_scores_or_by_the_teachers_cosines():

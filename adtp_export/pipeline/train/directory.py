@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from ...artifacts.directory import OutputDirectory, clear_leftovers, foreign, held_by, recover, writing
+from ...artifacts.records import contents
 from ...errors import InputError
-from ...io import flush, flush_alone, written_whole
+from ...io import flush, flush_alone, read_json, written_whole
 from ...training.settings import TrainOptions, as_yaml, read_settings
 
 SETTINGS, RESULTS, WORK, TEACHER = "train.yaml", "results.json", "work", "teacher"
 TEACHER_DONE, STUDENT, VIEWS = "teacher-done", "student", "attribution"
 """Folders in `WORK`, beside that of the teacher's checkpoints."""
+INPUTS = "inputs.json"
+"""In `WORK`: hashes of the data and the model that the run was begun with."""
 
-_MODEL = r"(config|generation_config|sha256)\.json|model[^/]*\.safetensors|model\.safetensors\.index\.json"
-_TOKENIZER = r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens)\.json|vocab\.\w+|merges\.txt|[^/]+\.model|chat_template\.jinja"
+_MODEL = r"(config|generation_config|sha256)\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
+_TOKENIZER = (
+    r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens)\.json|vocab\.(txt|json)|merges\.txt|chat_template\.jinja"
+    r"|(tokenizer|spiece|spm|sentencepiece\.bpe)\.model"
+)
 _TEXTS = r"config_sentence_transformers\.json|sentence_\w+_config\.json"
+_STATE = r"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state(_\d+)?\.pth|trainer_state\.json|training_args\.bin"
+_PARTIAL = r"(\.[0-9a-f]{8}\.partial)?"
 _OURS = re.compile(
-    rf"{re.escape(SETTINGS)}|{re.escape(RESULTS)}|[^/]+\.partial"
+    rf"({re.escape(SETTINGS)}|{re.escape(RESULTS)}){_PARTIAL}"
+    rf"|{WORK}/{INPUTS}{_PARTIAL}"
     rf"|{WORK}|{TEACHER}|{WORK}/({TEACHER}|{STUDENT}|{TEACHER_DONE}|{VIEWS})"
-    rf"|(({TEACHER}|{WORK}/{TEACHER_DONE})/)?({_MODEL}|{_TOKENIZER}|{_TEXTS}|sha256[^/]*\.partial)"
-    rf"|{WORK}/({TEACHER}|{STUDENT})/checkpoint-\d+(/[^/]+\.(json|safetensors|bin|pth?|model|txt|jinja|partial))?"
-    rf"|{WORK}/{VIEWS}/[^/]+\.(safetensors|partial)"
+    rf"|(({TEACHER}|{WORK}/{TEACHER_DONE})/)?({_MODEL}|{_TOKENIZER}|{_TEXTS}){_PARTIAL}"
+    rf"|{WORK}/({TEACHER}|{STUDENT})/checkpoint-\d+(/({_MODEL}|{_TOKENIZER}|{_TEXTS}|{_STATE}){_PARTIAL})?"
+    rf"|{WORK}/{VIEWS}/[0-9a-f]{{32}}\.safetensors{_PARTIAL}"
 )
 """Names that a run, or transformers for it, gives to files and folders."""
 
@@ -103,6 +113,22 @@ def begin(out: Path, settings: TrainOptions, force: bool) -> Path | None:
     return directory.work if directory.work.exists() else None
 
 
+def _inputs(settings: TrainOptions) -> dict[str, str]:
+    """Hash the data and the model that settings name, as far as they are files."""
+    return contents({name: getattr(settings, name) for name in ("train", "dev", "test", "base", "teacher")})
+
+
+def check_inputs(out: Path, settings: TrainOptions) -> None:
+    """Raises InputError where data or model are not what the run was begun with; earlier versions wrote no hashes."""
+    stored = out / WORK / INPUTS
+    before = read_json(stored) if stored.is_file() else {}
+    if changed := [name for name, now in _inputs(settings).items() if before.get(name, now) != now]:
+        raise InputError(
+            f"--resume: {' and '.join(f'--{name}' for name in changed)} changed since the run in {out} was begun; bring back what was "
+            "there, or use --force to start anew"
+        )
+
+
 def go_on(out: Path) -> None:
     """Clear what killed runs have left beside `out`."""
     with contextlib.suppress(OSError):  # nothing here is needed for going on
@@ -132,4 +158,5 @@ def _is_empty(out: Path) -> bool:
 
 def _fill(directory: Path, settings: TrainOptions) -> None:
     (directory / WORK).mkdir()
+    _replace_text(directory / WORK / INPUTS, json.dumps(_inputs(settings), indent=2) + "\n")
     _replace_text(directory / SETTINGS, as_yaml(settings))

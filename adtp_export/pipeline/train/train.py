@@ -28,6 +28,7 @@ from .directory import (
     WORK,
     begin,
     check_anew,
+    check_inputs,
     find_run,
     finish,
     go_on,
@@ -159,7 +160,9 @@ def _resumed(out: Path, given: dict[str, Any]) -> TrainOptions:
             f"--resume: the run in {out} was begun with other settings ({', '.join(changed)}); "
             "leave them out, or use --force to start anew"
         )
-    return TrainOptions(**kept)
+    settings = TrainOptions(**kept)
+    check_inputs(out, settings)
+    return settings
 
 
 def _claim(run: RunOptions, settings: TrainOptions, steps: Steps, processes: PartialState) -> None:

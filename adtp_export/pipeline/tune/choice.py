@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...benchmarking.paired import means_drawn
+from ...benchmarking.paired import means_at_most
 
 ALPHA = 0.05
 KEPT = 1 / 3
@@ -58,7 +58,7 @@ def confirm(drops: Sequence[np.ndarray], groups: np.ndarray, most: float | None)
         most: points that may be lost; None: nothing is to be proven, and the bounds hold for all candidates together.
     """
     limit = -math.inf if most is None else most
-    drawn = [100 * means_drawn(drop[None], groups) for drop in drops]
+    drawn = [100 * means_at_most(drop, groups) for drop in drops]
     found: dict[int, Confirmed] = {}
     unproven = len(drops)
     for i in sorted(range(len(drops)), key=lambda i: (drawn[i] > limit).mean()):

@@ -10,24 +10,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...artifacts.directory import writing
-from ...artifacts.records import sha256
+from ...artifacts.directory import OutputDirectory, foreign, remove, writing
+from ...artifacts.records import contents
 from ...errors import InputError
-from ...io import exchange, flush, flush_alone, hold, read_json, written_whole
+from ...io import flush_alone, hold, read_json, written_whole
 from .options import GOAL, TuneOptions
 
 SETTINGS, RESULTS, PAGE, WORK = "tune.json", "results.json", "tune.html", "work"
-TABLE, PLAN = "table.json", "plan.json"
-"""In `WORK`: the times of shapes, and the plan."""
+TABLE, PLAN, TRIALS = "table.json", "plan.json", "trials"
+"""In `WORK`: the times of shapes, the plan, and the folder of all students."""
 STUDENT, EXPORT = "student", "export"
 """What is published: the checkpoint and its export."""
+TOLD = "dev.npz"
+"""A student's answers to dev, which stay in `WORK`."""
 
 
 def described(chosen: TuneOptions) -> dict[str, Any]:
     """Return the options of a run with the hashes of its files, as they are kept."""
-    files = {name: getattr(chosen, name) for name in ("train", "dev", "workload")}
-    hashes = {name: sha256(Path(path)) for name, path in files.items() if path is not None and Path(path).is_file()}
-    hashes["model"] = sha256(*sorted(Path(chosen.model).glob("*.safetensors")))
+    hashes = contents({name: getattr(chosen, name) for name in ("train", "dev", "workload", "model")})
     return json.loads(json.dumps({"options": chosen.stored(), "sha256": hashes}))
 
 
@@ -76,6 +76,8 @@ def _opened(out: Path, chosen: TuneOptions) -> bool:
             raise InputError(
                 f"--out: {out} holds a run without its {WORK}/, so nothing else can be chosen; give another --out"
             )
+        if finished:
+            published(out)
         if planned and not finished and not chosen.resume:
             raise InputError(f"--out: {out} holds an unfinished run; add --resume to go on, or give another --out")
     if not planned:  # times of shapes alone may be there
@@ -100,22 +102,36 @@ def write(path: Path, document: Any) -> None:
     flush_alone(path.parent)
 
 
+class _PublishedStudent(OutputDirectory):
+    """What lies in `STUDENT` is replaced where all its files have names that trials write."""
+
+    def _check_ours(self) -> None:
+        known = {path.name for path in (self.path.parent / WORK / TRIALS).glob("*/*")}
+        if others := foreign(self.path, lambda name, _: name in known):
+            raise InputError(
+                f"{self.path} holds more than a student, and another choice would delete that: {', '.join(others)}; move that elsewhere"
+            )
+
+
+def published(out: Path) -> tuple[OutputDirectory, OutputDirectory]:
+    """Return the places of the student and of its export.
+
+    Raises:
+        InputError: one holds what no run wrote.
+    """
+    return _PublishedStudent(out / STUDENT, force=True), OutputDirectory(out / EXPORT, force=True)
+
+
 def publish(out: Path, student: Path | None, exported: Path) -> None:
-    """Put a student and its export in place of those that were chosen before; None: the model itself is exported, and no student."""
-    if student is None:
-        shutil.rmtree(out / STUDENT, ignore_errors=True)
-    for source, place in ((student, out / STUDENT), (exported, out / EXPORT)):
+    """Put a student and its export in place of those that were chosen before; None: the model itself is exported, and no student.
+
+    Raises:
+        InputError: a place holds what no run wrote, or cannot be written.
+    """
+    for source, place in zip((student, exported), published(out), strict=True):
         if source is None:
+            remove(place.path)
             continue
-        made = out / WORK / f"{place.name}.new"
-        with writing(out):
-            shutil.rmtree(made, ignore_errors=True)
-            shutil.copytree(source, made, ignore=shutil.ignore_patterns("dev.npz"))
-            flush(made)
-            if not place.exists():
-                made.rename(place)
-            elif not exchange(made, place):
-                shutil.rmtree(place)
-                made.rename(place)
-            flush_alone(out)
-            shutil.rmtree(made, ignore_errors=True)
+        with place, writing(place.path):
+            shutil.copytree(source, place.work, dirs_exist_ok=True, ignore=shutil.ignore_patterns(TOLD))
+            place.publish()

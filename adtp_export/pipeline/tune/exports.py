@@ -72,7 +72,11 @@ def export_all(
                         raise
                     steps.note(f"{name} is left out: {error}")
                     continue
-        found[name] = Exported.of(out, read_manifest(out))
+        found[name] = made = Exported.of(out, read_manifest(out))
+        if left_out := [each for each in precisions if each not in made.targets]:
+            steps.note(
+                f"{name}: {', '.join(left_out)} is left out, as no file of it is as well verified as others; see {out}/report.md"
+            )
     return found
 
 

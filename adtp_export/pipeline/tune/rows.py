@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...contract import HEAD_EMBEDDING
+from ...contract import HEAD_EMBEDDING, HEAD_SPANS
 from ...data.labelled import Question
 from ...data.overlaps import normalized, overlapping
 from ...errors import InputError, quoted
@@ -29,7 +30,7 @@ DISAGREEMENT = 0.1
 SURE = 1.645
 """Standard errors of a one-sided bound of 95%."""
 LEAST = 20
-"""Rows, below which no share of them says anything."""
+"""Groups of rows, below which no share of them says anything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ def read(chosen: TuneOptions) -> Rows:
     if chosen.batch_size > len(train):
         raise InputError(f"--batch-size: got {chosen.batch_size:,}; {train.source} has {len(train):,} rows to train on")
     choose, confirm = halves(groups, chosen.seed)
-    check_enough(len(choose), len(confirm), chosen)
+    check_enough(groups, (choose, confirm), chosen)
     parts = {"dev": choose, "test": confirm}
     tables = {"train": train, **{part: dev.rows(at.tolist(), f"{dev.source}, {part}") for part, at in parts.items()}}
     task = make_task(settings, objective, tables)
@@ -140,27 +141,38 @@ def renumbered(groups: np.ndarray) -> np.ndarray:
 
 
 def needed(drop: float) -> int:
-    """Return how many independent dev rows it takes to prove that a student that loses nothing loses at most `drop` points."""
-    return math.ceil((SURE / (drop / 100)) ** 2 * DISAGREEMENT / CONFIRM)
+    """Return how many independent dev rows it takes at least to prove that a student loses at most `drop` points.
+
+    So many do for one that loses nothing, and is the last to be proven.
+    """
+    share = drop / 100
+    root = (SURE * math.sqrt(DISAGREEMENT) + math.sqrt(SURE**2 * DISAGREEMENT + 4 * share)) / (2 * share)
+    return math.ceil(root**2 / CONFIRM)  # of the confirming rows `resolved`
 
 
 def resolved(rows: int) -> float:
-    """Return the points that so many rows tell apart, with a certainty of 95%."""
-    return 100 * SURE * math.sqrt(DISAGREEMENT / max(rows, 1))
+    """Return the points that so many rows tell apart, with a certainty of 95%: a bound counts one more row, which is lost."""
+    rows = max(rows, 1)
+    return 100 * (SURE * math.sqrt(DISAGREEMENT / rows) + 1 / rows)
 
 
-def check_enough(choose: int, confirm: int, chosen: TuneOptions) -> None:
-    """Raises InputError where dev rows are too few for anything, or for a proof that is asked for."""
-    if min(choose, confirm) < LEAST:
+def check_enough(groups: np.ndarray, halved: Sequence[np.ndarray], chosen: TuneOptions) -> None:
+    """Raises InputError where dev rows are too few for anything, or for a proof that is asked for.
+
+    Args:
+        groups: of all rows. halved: the numbers of those to choose on and of those to confirm on.
+    """
+    rows, apart = [len(half) for half in halved], [len(np.unique(groups[half])) for half in halved]
+    if min(apart) < LEAST:
         raise InputError(
-            f"--dev: {choose + confirm} rows, of which {choose} are to choose on and {confirm} to confirm on; at least {LEAST} of each "
-            "are needed, in groups of texts that do not overlap. Give more rows"
+            f"--dev: {rows[0]} rows to choose on and {rows[1]} to confirm on, in {apart[0]} and {apart[1]} groups of texts that do not "
+            f"overlap; at least {LEAST} groups of each are needed. Give more texts"
         )
     drop = chosen.drop
-    if chosen.strict and drop is not None and choose + confirm < needed(drop):
+    if chosen.strict and drop is not None and sum(rows) < needed(drop):
         raise InputError(
-            f"--dev: {choose + confirm} rows cannot prove that at most {drop:g} points are lost. That takes {needed(drop):,}, even for a "
-            f"student that loses none. Give more rows, leave --strict out, or type --max-drop {least_drop(choose + confirm):.1f}"
+            f"--dev: {sum(rows)} rows cannot prove that at most {drop:g} points are lost. That takes at least {needed(drop):,}, even for a "
+            f"student that loses none. Give more rows, leave --strict out, or type --max-drop {least_drop(sum(rows)):.1f}"
         )
 
 
@@ -177,7 +189,19 @@ def what_rows_show(choose: int, confirm: int, drop: float | None) -> str:
     )
     if drop is None or choose + confirm >= needed(drop):
         return said
-    return f"{said}: to prove a drop of at most {drop:g} takes some {needed(drop):,} dev rows, so a student can be likely at best"
+    return f"{said}: to prove a drop of at most {drop:g} takes at least {needed(drop):,} dev rows, so a student can be likely at best"
+
+
+def what_was_cut(task: Task) -> str:
+    """Say of how many dev rows the end was not read; "" where of none. Contexts of questions are read in windows."""
+    most, lengths = task.settings.max_tokens, task.parts["dev"].lengths
+    cut = 0 if task.objective.head == HEAD_SPANS else sum(length == most for length in lengths)
+    if not cut:
+        return ""
+    return (
+        f"{cut:,} of {len(lengths):,} dev rows reach --max-tokens {most} and are read up to there, in training and in the verdict; the "
+        "export reads on"
+    )
 
 
 def groups_of_examples(examples: Any, groups: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ from .choice import NEAREST, Candidate, choose, meets
 from .options import TuneOptions
 from .plan import Plan, make_plan, measure_rates
 from .race import Search
-from .rows import Rows, what_rows_show
+from .rows import Rows, what_rows_show, what_was_cut
 from .shapes import Table, fastest_of, levels
 from .trials import Trials
 
@@ -41,7 +41,7 @@ class Run:
         self.precisions, told = times.precisions_here(chosen.formats)
         self.rounds = times.workload(chosen.workload, task)
         self.shows = what_rows_show(len(task.tables["dev"]), len(task.tables["test"]), chosen.drop)
-        for note in (str(task), self.shows, told):
+        for note in (str(task), self.shows, told, what_was_cut(task)):
             if note:
                 steps.note(note)
 
@@ -103,11 +103,13 @@ class Run:
 
     def search(self, finished: bool) -> dict[str, Any]:
         """Go through all phases; return the results. `finished`: it was all trained before."""
-        self.prepared(self.out / directory.WORK)
+        work = self.out / directory.WORK
+        self.prepared(work)
         trials = Trials(self.out, self.out / directory.WORK, self.teacher, self.rows)
         self.search_of = search = Search(trials, self.table, self.precisions, self.chosen.drop, self.chosen.speedup)
         if not self.possible:
             return self._finish({}, [])
+        exports.export_all({exports.MODEL: Path(self.chosen.model)}, self.chosen, self.precisions, work, self.steps)
         with self.steps.step("teacher_s", "asking the teacher, and attributing its answers to tokens") as progress:
             trials.ask(max(self.plan.rungs, default=1), Audience(progress, self.steps.note))
         if not finished:

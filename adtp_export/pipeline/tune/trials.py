@@ -27,12 +27,13 @@ from ...training.settings import TrainOptions
 from ...training.stages import explained, train_student
 from ...training.task import Task
 from ...training.trainer import Audience, Progress
+from .directory import TOLD, TRIALS
 from .rows import Rows, groups_of_examples
 from .shapes import Arm
 
-RECORD, FOLDER = "trials.jsonl", "trials"
+RECORD = "trials.jsonl"
 VIEWS, UNFINISHED = "attribution", "unfinished"
-WEIGHTS, TOLD = "model.safetensors", "dev.npz"
+WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,7 @@ class Trials:
         gone = [trial.name for trial in trials if not (self.student(trial) / TOLD).is_file()]
         if gone:
             raise InputError(
-                f"--out: {self.work / FOLDER} has no {gone[0]} any more, so nothing can be chosen there; give another --out"
+                f"--out: {self.work / TRIALS} has no {gone[0]} any more, so nothing can be chosen there; give another --out"
             )
         return {trial.name: trial for trial in trials}
 
@@ -148,7 +149,7 @@ class Trials:
         unfinished, task = self.work / UNFINISHED / name, self.task_of(arm, rows)
         weights = load_file(self.student(start) / WEIGHTS) if start else None
         model = train_student(self.teacher, task, unfinished, Audience(progress, lambda told: None), weights)
-        # There is one evaluation, at the end; none where a run goes on from there.
+        # There is one evaluation, at the end; a run that goes on from there has none.
         judged = model.judged or judge(model, self.parts["dev"])
         told = Told(
             loss_by_row(judged.answers, self.parts["dev"], task.objective, task.settings.temperature),
@@ -172,7 +173,7 @@ class Trials:
 
     def _keep(self, name: str, told: Told, student: PreTrainedModel, task: Task) -> None:
         """Write a student and what it does, whole or not at all."""
-        folder = self.work / FOLDER
+        folder = self.work / TRIALS
         partial = folder / f"{name}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -185,7 +186,7 @@ class Trials:
 
     def student(self, trial: Trial) -> Path:
         """Return where a student lies."""
-        return self.work / FOLDER / trial.name
+        return self.work / TRIALS / trial.name
 
     def told(self, trial: Trial) -> Told:
         with np.load(self.student(trial) / TOLD) as stored:

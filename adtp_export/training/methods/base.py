@@ -63,7 +63,7 @@ class Method(nn.Module, ABC):
             labels = self.weights.pop("ce")
             self.weights["logit"] += 0.0 if "logit" in settings.left_out else labels
         self.alone = "teacher" in settings.left_out
-        self.judged: Judgement | None = None  # on dev, at the last evaluation
+        self.judged: Judgement | None = None  # on dev, with these weights; None: not known
         self.masked: Tensor
         if settings.mask != MASK_NONE:  # other checkpoints have no such entry
             self.register_buffer("masked", torch.zeros((), dtype=torch.int64))

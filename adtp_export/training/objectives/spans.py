@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -39,6 +40,17 @@ class QuestionExamples(Examples):
     questions: Sequence[Question]
     owners: Sequence[int]
     longest: int
+
+    def some(self, numbers: Sequence[int]) -> QuestionExamples:
+        """Return the windows of these numbers, and their questions alone."""
+        owners = [self.owners[i] for i in numbers]
+        place = {owner: number for number, owner in enumerate(dict.fromkeys(owners))}
+        return dataclasses.replace(
+            cast(QuestionExamples, super().some(numbers)),
+            placed=[self.placed[i] for i in numbers],
+            questions=[self.questions[owner] for owner in place],
+            owners=[place[owner] for owner in owners],
+        )
 
     def collate_labels(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         """``start_positions`` and ``end_positions``, ``(B,) int64``."""
