@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..artifacts.records import sha256
 from ..errors import EngineBuildError, InputError, MissingDependencyError
 
 SYSTEM = f"{platform.system()} {platform.machine()}"
@@ -43,7 +44,7 @@ def build(
 
     Args:
         files: names of what it makes.
-        record: the record's name, and what says its words beside the system; asked once the library is compiled.
+        record: the record's name, and what says its words beside system and hashes; asked once the library is compiled.
         kernels: writes the table of compiled kernels that the project includes.
 
     Raises:
@@ -59,7 +60,7 @@ def build(
             table.write_text(kernels(), encoding="ascii")
             settings = {**settings, "ADTP_KERNELS": table}
         made = compile_library(project, settings, files, Path(scratch), environment)
-        keep(made, {**said(), "system": SYSTEM}, directory, name)
+        keep(made, said(), directory, name)
     return directory / files[0]
 
 
@@ -88,12 +89,11 @@ def keep(files: Sequence[Path], record: Mapping[str, str], directory: Path, reco
         EngineBuildError: nothing was made.
         InputError: `directory` cannot be written.
     """
-    sizes = {made.name: made.stat().st_size for made in files}
-    if not sizes:
+    if not files:
         raise EngineBuildError("the compiler has made no library of the expected name")
     for made in files:
         replace(made, directory / made.name)
-    document = {**record, "bytes": sizes}
+    document = {**record, "system": SYSTEM, "sha256": {made.name: sha256(made) for made in files}}
     try:
         (directory / record_name).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
@@ -117,14 +117,14 @@ def _unwritable(directory: Path, error: OSError) -> InputError:
 
 
 def kept(directory: Path, name: str, record_name: str, sources: str) -> Path | None:
-    """Return the library that was put into `directory`, if it was compiled from these sources and is whole."""
+    """Return the library that was put into `directory`, if it was compiled from these sources, for this system, and is as it was."""
     library = directory / name
     try:
         record = json.loads((directory / record_name).read_text(encoding="utf-8"))
-        whole = record["sources"] == sources and library.stat().st_size == record["bytes"][name]
+        known = record["sources"] == sources and record["system"] == SYSTEM and record["sha256"][name]
+        return library if known and sha256(library) == known else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return library if whole else None
 
 
 def _run(command: list[Any], environment: Mapping[str, str]) -> None:

@@ -31,9 +31,9 @@ def operators_library(request, tmp_path_factory):
         except MissingDependencyError:
             return request.getfixturevalue("built_library")
     copy = tmp_path_factory.mktemp("operators") / operators.FILE
-    record = {"sources": operators.sources_sha256(), "bytes": {operators.FILE: shipped.stat().st_size}}
-    (copy.parent / operators._RECORD).write_text(json.dumps(record))
-    return shutil.copy(shipped, copy)
+    shutil.copy(shipped, copy)
+    operators.compiling.keep([copy], {"sources": operators.sources_sha256()}, copy.parent, operators._RECORD)
+    return copy
 
 
 @pytest.fixture(scope="session")

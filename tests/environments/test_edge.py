@@ -15,6 +15,7 @@ import adtp_export
 from adtp_export.artifacts.records import Manifest
 from adtp_export.environment import machine
 from adtp_export.errors import _EXTRAS
+from adtp_export.plugins import operators
 from adtp_export.targets import measured
 
 pytestmark = pytest.mark.timeout(900)  # the slow half downloads
@@ -58,7 +59,8 @@ class Edge:
         return self._finish(os.path.join(os.path.dirname(self.python), name), *arguments)
 
     def _finish(self, *words):
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        left_out = {"PYTHONPATH"} if self.hidden else {"PYTHONPATH", operators.SWITCH}
+        environment = {name: value for name, value in os.environ.items() if name not in left_out}
         elsewhere = os.path.dirname(
             self.python
         )  # Python would find the source in this folder, and not what is installed
@@ -103,6 +105,25 @@ def test_answers_are_the_same(edge, exported):
     for line, answer in zip(result.stdout.splitlines(), expected, strict=True):
         found = json.loads(line)
         assert (found["label"], found["score"]) == (answer.label, pytest.approx(answer.score, abs=1e-5))
+
+
+@pytest.mark.parametrize("edge", [pytest.param("installed", marks=pytest.mark.slow)], indirect=True)
+def test_the_operators_of_the_wheel_answer(edge, demo, tmp_path, monkeypatch):
+    """In an environment that has no compiler and has built nothing."""
+    monkeypatch.delenv(operators.SWITCH)
+    adtp_export.export(demo, tmp_path / "out")
+    code = """
+import adtp_export
+from adtp_export.plugins import operators
+for target in ("onnxruntime-cpu-fp32-plugin", "onnxruntime-cpu-fp32"):
+    print(*(answer.label for answer in adtp_export.load(sys.argv[1], target=target)(sys.argv[2:])))
+print(operators.library())
+"""
+    result = edge.run(code, tmp_path / "out", *TEXTS)
+    assert result.returncode == 0, result.stderr
+    *answers, library = result.stdout.splitlines()
+    assert answers == ["positive negative"] * 2
+    assert os.path.dirname(os.path.dirname(edge.python)) in library
 
 
 def blocks_after(install):

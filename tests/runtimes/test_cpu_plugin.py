@@ -22,7 +22,7 @@ from adtp_export.contract import ATTENTION, ATTENTION_RECEIVED, DOMAIN, NUM_HEAD
 from adtp_export.environment import fingerprint
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.graph.debug import debug_form
-from adtp_export.plugins import operators
+from adtp_export.plugins import compiling, operators
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 from adtp_export.targets.specs import RUNTIMES, TargetSpec
 from adtp_export.verify.oracle import run_oracle
@@ -237,12 +237,13 @@ def test_load_says_what_it_goes_without(fast):
         adtp_export.load(fast, target=PLUGIN)
 
 
-def test_a_library_of_another_platform_is_left_alone(fast, operators_library, tmp_path, monkeypatch):
-    elsewhere = shutil.copytree(operators_library.parent, tmp_path / "elsewhere")
-    library = elsewhere / operators.FILE
-    library.write_bytes(b"\x7fELF of another processor".ljust(library.stat().st_size, b"\0"))
+def test_a_library_that_the_system_does_not_load_is_left_alone(fast, tmp_path, monkeypatch):
+    library = tmp_path / "elsewhere" / operators.FILE
+    library.parent.mkdir()
+    library.write_bytes(b"\x7fELF of another processor".ljust(1000, b"\0"))
+    compiling.keep([library], {"sources": operators.sources_sha256()}, library.parent, operators._RECORD)
     monkeypatch.delenv(operators.SWITCH)
-    monkeypatch.setattr(operators, "BUILT", elsewhere)
+    monkeypatch.setattr(operators, "BUILT", library.parent)
     deployment = adtp_export.load(fast)
     assert deployment.target == PLAIN
     assert f"cannot load {operators.FILE}" in deployment.reason
@@ -252,12 +253,22 @@ def test_a_library_of_another_platform_is_left_alone(fast, operators_library, tm
 
 
 def test_half_a_library_is_none(operators_library, tmp_path, monkeypatch):
-    """One that a full disk cut off: loading it would end the process."""
+    """One that a full disk cut off: loading it would end the process. One with another bit might do anything."""
     elsewhere = shutil.copytree(operators_library.parent, tmp_path / "elsewhere")
-    library = elsewhere / operators.FILE
-    library.write_bytes(library.read_bytes()[: library.stat().st_size // 2])
+    library, whole = elsewhere / operators.FILE, operators_library.read_bytes()
     monkeypatch.setattr(operators, "BUILT", elsewhere)
-    assert operators.built() is None
+    assert operators.built() == library
+    for changed in (whole[: len(whole) // 2], whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]):
+        library.write_bytes(changed)
+        assert operators.built() is None
+
+
+@pytest.mark.usefixtures("with_operators")
+def test_a_library_of_another_system_does_not_hide_the_package_s_own(operators_library, monkeypatch):
+    """Where machines of two kinds share an installation, and one of them built its own."""
+    assert operators.library() == operators_library
+    monkeypatch.setattr(compiling, "SYSTEM", "Linux another")
+    assert operators.COMPILED in operators.library().parents
 
 
 def test_what_has_arithmetic_for_it():
