@@ -34,6 +34,10 @@ class Budget:
         """Return the seconds that are left, 0 at least."""
         return max(0.0, self._end - self._clock())
 
+    def for_next(self, most: float, parts: int) -> float | None:
+        """Return the seconds for the next of so many equal parts of what is left, `most` at most; None where nothing is."""
+        return min(most, self.left_s / parts) if self.left_s else None
+
 
 @dataclass(frozen=True)
 class LeftOut:

@@ -58,7 +58,7 @@ def sweep(
     packed: Contender,
     timed: Sequence[Workload],
     folder: Path,
-    seconds: float,
+    seconds: Callable[[int], float | None],
     threads: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Sweep]:
@@ -66,7 +66,7 @@ def sweep(
 
     Args:
         packed: dense of the same depth.
-        seconds: for each workload.
+        seconds: for the next workload, by how many there still are; None ends the sweep.
     """
     student = adjustable_student(swept, folder)
     chosen = np.unique(np.linspace(0, len(swept.ratios) - 1, min(MAX_RATIOS, len(swept.ratios))).round().astype(int))
@@ -82,7 +82,9 @@ def sweep(
             return processes.time_ms(student.name, {**batch, **settings(swept.sites, permille[name])})
 
         for done, workload in enumerate(timed):
-            times = measure(workload, [packed.name, *names], time_ms, seconds)
+            if (most := seconds(len(timed) - done)) is None:
+                break
+            times = measure(workload, [packed.name, *names], time_ms, most)
             flops = {name: _flops(shape, swept, permille[name], workload) for name in names}
             flops[packed.name] = _flops(shape, replace(swept, sites=()), PERMILLE, workload)
             rows = [packed, *(replace(student, name=name) for name in names)]

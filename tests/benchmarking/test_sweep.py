@@ -62,13 +62,16 @@ def test_a_sweep_counts_what_it_keeps(tmp_path):
     program.save(known_graph(contenders.random_encoder(architecture)), packed.path)
     timed = workloads.make_workloads(["1x32", "8x128"], architecture.input_names, 30000)
     ratios = tuple(i / 20 for i in range(1, 21))
-    small, large = sweep.sweep(sweep.Swept(architecture, ("0.ffn",), ratios), packed, timed, tmp_path, seconds=0)
+    small, large = sweep.sweep(sweep.Swept(architecture, ("0.ffn",), ratios), packed, timed, tmp_path, lambda left: 0.0)
     assert (small.workload, large.workload, large.baseline) == ("1x32", "8x128", "packed-dense-1")
     assert len(large.retention) == sweep.MAX_RATIOS
     assert (large.retention[0], large.retention[-1]) == (0.05, 1.0)
     flops = [point.flops for point in large.points]
     assert flops == sorted(flops)
     assert [point.contender for point in large.points] == [f"{ratio:g}" for ratio in large.retention]
+    swept = sweep.Swept(architecture, ("0.ffn",), ratios[-1:])
+    some = sweep.sweep(swept, packed, timed, tmp_path, lambda left: 0.0 if left == 2 else None)
+    assert [each.workload for each in some] == ["1x32"]
 
 
 def test_a_sweep_that_keeps_all_is_dense():

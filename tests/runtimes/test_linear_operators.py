@@ -98,7 +98,7 @@ def test_weights_are_unpacked_once(tmp_path, precision):
     assert {"bf16": "Gemm", "int8": "MatMulInteger"}[precision] in left
 
 
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_a_number_that_is_none_stays_in_its_row(operators_library, wrong):
     x, weight, bias = make_product(5, 32, 16)
     model = one_product("int8", weight, bias)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -312,8 +313,7 @@ def _rank(contender: Contender, layers: int) -> int:
 
 
 def _baselines(subject: _Subject, contenders: Sequence[Contender]) -> list[str]:
-    """Name what others are related to: dense BERT of 12 layers padded, that of the student's depth, the peers, and the student
-    where it takes its batches in parts."""
+    """Name what others are related to: dense BERT of 12 layers padded, that of the student's depth, peers, the student in parts."""
     from ...benchmarking.contenders import FULL_DEPTH
 
     depth = subject.architecture.shape.layers
@@ -368,19 +368,18 @@ def _sweep(
     """Time a student of the same size and sites, random weights, by retention; nothing where there is no site."""
     from ...benchmarking.sweep import sweep
 
-    if subject.swept is None:
-        steps.note("--sweep-retention: this model has no prune site, so it has no retention to vary")
-        return []
     packed = next(c for c in contenders if c.name == f"packed-dense-{subject.architecture.shape.layers}")
     grid = [workload for workload in timed if len(workload.batches) == 1 and not workload.skewed]
-    if not grid:
-        steps.note("--sweep-retention: it times workloads of the grid, and --workload has none")
+    if subject.swept is None or not grid:
+        lacking = "--workload has no BxS" if subject.swept else "no prune site, so it has no retention to vary"
+        steps.note(f"--sweep-retention: {lacking}")
         return []
-    with steps.step(
-        "sweep_s", "timing a student of this size and these sites, random weights, by retention"
-    ) as progress:
-        seconds = min(chosen.seconds, budget.left_s / len(grid))
-        return sweep(subject.swept, packed, grid, folder, seconds, chosen.threads, progress)
+    with steps.step("sweep_s", "timing a student of this size, random weights, by retention") as progress:
+        seconds = functools.partial(budget.for_next, chosen.seconds)
+        found = sweep(subject.swept, packed, grid, folder, seconds, chosen.threads, progress)
+    if len(found) < len(grid):
+        steps.note(f"--sweep-retention: no time was left for {grid[len(found)].name} and after; give a longer --budget")
+    return found
 
 
 def _add_to_report(out: Path, document: Mapping[str, Any], steps: Steps) -> None:
