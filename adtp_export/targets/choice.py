@@ -10,7 +10,7 @@ from pathlib import Path
 from ..artifacts.checks import check_target
 from ..artifacts.records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, PLUGIN, UNVERIFIED, VERIFIED, Manifest, Target
 from ..contract import LINEAR
-from ..environment import fingerprint, machine
+from ..environment import fingerprint, hardware, instructions, machine
 from ..errors import InputError, MissingDependencyError, did_you_mean, quoted
 from ..runtimes import encoder, onnxruntime
 from .measured import Times, times_here, typical
@@ -24,6 +24,8 @@ GPU_ORDER = ("fp16", "bf16", "fp8", "int8", "fp32")
 """Precisions on a GPU by the speed that is expected of them, where nothing was measured."""
 FORMS = (PRECOMPUTED, "", PACKED, LINEAR)
 """Forms of files by the same."""
+QUICK = {"int8": {"avx512_vnni", "avx_vnni"}, "bf16": {"avx512_bf16"}}
+"""Instructions, any of which makes our products in a precision the fastest that a CPU has; the fastest precision first."""
 
 
 @dataclass(frozen=True)
@@ -196,4 +198,14 @@ def _expectation(spec: TargetSpec) -> tuple[int, int, int, bool]:
     """Sort key where nothing was measured. Only a preference for speed leaves several precisions to choose from."""
     order = GPU_ORDER if spec.device == CUDA else PRECISIONS
     form = FORMS.index(spec.form) if spec.form in FORMS else 0  # fixed sizes are there because somebody asked for them
+    if _is_quick(spec):
+        form, order = -1, tuple(QUICK)
     return RUNTIMES[spec.runtime].rank, form, order.index(spec.precision), spec.attention != PLUGIN
+
+
+def _is_quick(spec: TargetSpec) -> bool:
+    """Say whether a target's products have instructions of their own here. Intel's for bf16 are no faster than those for fp32."""
+    ours = spec.device == CPU and spec.form == LINEAR and spec.attention == PLUGIN
+    if not ours or (spec.precision == "bf16" and hardware()["vendor"] == "GenuineIntel"):
+        return False
+    return not QUICK.get(spec.precision, set()).isdisjoint(instructions())

@@ -13,11 +13,13 @@ from adtp_export.environment import fingerprint, machine
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.graph import program
 from adtp_export.runtimes import onnxruntime, tensorrt
+from adtp_export.targets import choice
 from adtp_export.targets.choice import choose
 from adtp_export.targets.sizes import sizes_of
 
 PLAIN, PRECOMPUTED, FP16 = "onnxruntime-cpu-fp32", "onnxruntime-cpu-fp32-precomputed", "onnxruntime-cpu-fp16"
 OPENVINO = "openvino-cpu-fp32"
+INT8, BF16 = "onnxruntime-cpu-int8-linear-plugin", "onnxruntime-cpu-bf16-linear-plugin"
 ENGINE = "rtx-sm_86+sm_89-fp32-plugin"
 
 
@@ -236,3 +238,23 @@ def test_fixed_sizes_come_first_on_a_gpu_and_stand_for_one_another(edited):
 def test_fixed_sizes_on_a_cpu_are_proofs(edited):
     """However fast they were."""
     assert chosen(edited(**{f"{PLAIN}-static_512x32": timed(0.1)})).name != f"{PLAIN}-static_512x32"
+
+
+@pytest.mark.usefixtures("with_operators")
+@pytest.mark.parametrize(
+    ("instructions", "vendor", "expected"),
+    [
+        ({"avx2"}, "AuthenticAMD", PRECOMPUTED),
+        ({"avx512_vnni", "avx512_bf16"}, "AuthenticAMD", INT8),
+        ({"avx_vnni"}, "GenuineIntel", INT8),
+        ({"avx512_bf16"}, "AuthenticAMD", BF16),
+        ({"avx512_bf16"}, "GenuineIntel", PRECOMPUTED),
+    ],
+)
+def test_where_nothing_was_timed_instructions_say_what_is_fast(edited, monkeypatch, instructions, vendor, expected):
+    out = edited(**{INT8: {}, BF16: {}})
+    monkeypatch.setattr(choice, "instructions", lambda: instructions)
+    monkeypatch.setattr(choice, "hardware", lambda: {"vendor": vendor})
+    assert chosen(out, "speed").name == expected
+    assert chosen(out).name == PRECOMPUTED
+    assert chosen(edited(**{INT8: {}, PLAIN: timed(3.0)}), "speed").name == PLAIN
