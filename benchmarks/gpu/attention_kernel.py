@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from adtp_export.benchmarking.workloads import grid_lengths
+from adtp_export.environment import commit
 from adtp_export.ops.ragged_attention import received_bound, rounding_bound
 from adtp_export.plugins import binaries
 from adtp_export.plugins.pytorch import NAMES, attend, attend_received
@@ -260,7 +261,7 @@ def main() -> int:
             "cuda": torch.version.cuda or "none",
             "kernels": binaries.manifest()["source_sha256"],
         },
-        "commit": said_by("git", "rev-parse", "HEAD"),
+        "commit": commit(),
         "checks": checks,
         "results": results,
     }

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from adtp_export.environment import commit
 from adtp_export.errors import InputError
 from adtp_export.ops.grouped_attention import (
     grouped_received_bound,
@@ -29,7 +30,7 @@ from adtp_export.plugins import pytorch  # has the operators run on CUDA tensors
 from adtp_export.plugins.encoder import binaries
 from adtp_export.plugins.encoder.variants import HEAD_BLOCKS
 from adtp_export.plugins.grouped import check as check_kernel
-from benchmarks.gpu.attention_kernel import FLASH, architecture, gpu_name, largest, measure, said_by
+from benchmarks.gpu.attention_kernel import FLASH, architecture, gpu_name, largest, measure
 from benchmarks.harness.records import RECORDS
 
 TYPES = {name: dtype for dtype, name in pytorch.NAMES.items()}
@@ -137,7 +138,7 @@ def main() -> int:
         "command": "python -m benchmarks.gpu.grouped_attention",
         "device": {"gpu": gpu, "architecture": architecture()},
         "versions": {"torch": torch.__version__, "kernels": binaries.manifest()["source_sha256"]},
-        "commit": said_by("git", "rev-parse", "HEAD"),
+        "commit": commit(),
         "checks": checks,
         "results": results,
     }
