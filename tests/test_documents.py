@@ -128,13 +128,17 @@ def test_the_documents_have_python():
 
 
 def test_the_output_that_the_readme_shows_is_that_of_the_export(exported):
-    (row,) = [line for line in README.splitlines() if line.startswith("│")]
-    name, status, _, predictions, kept, compared, file = (cell.strip() for cell in row.strip("│").split("│"))
-    target = Manifest.read(exported).targets[name]
-    assert (status, file) == (target.status, target.file)
-    assert predictions == f"{target.parity.prediction_agreement:.2%}"
-    assert kept == f"{target.parity.kept_token_agreement:.2%}"
-    assert compared == f"{target.parity.rows_compared} of {target.parity.rows}"
+    rows = [line for line in README.splitlines() if line.startswith("│")]
+    names = []
+    for row in rows:
+        name, status, _, predictions, kept, compared, file = (cell.strip() for cell in row.strip("│").split("│"))
+        names.append(name)
+        target = Manifest.read(exported).targets[name.removesuffix("-plugin")]  # most tests leave the operators out
+        assert (status, file) == (target.status, target.file)
+        assert predictions == f"{target.parity.prediction_agreement:.2%}"
+        assert kept == f"{target.parity.kept_token_agreement:.2%}"
+        assert compared == f"{target.parity.rows_compared} of {target.parity.rows}"
+    assert names == ["onnxruntime-cpu-fp32", "onnxruntime-cpu-fp32-plugin"]
 
 
 def test_the_pruner_of_the_guide_works(tmp_path, demo, monkeypatch, capsys):

@@ -29,15 +29,28 @@ def together(function):
         return list(pool.map(call, range(THREADS)))
 
 
-@pytest.mark.parametrize("made", ["exported", "packed_export"])
-def test_every_target_answers_threads_as_it_answers_one(made, request):
-    out = request.getfixturevalue(made)
-    out = out / "out" if made == "packed_export" else out
+def check_all_targets(out):
     targets = soak.targets_here(out)
     assert targets
     for target in targets:
         found = soak.soak(out, target, calls=120, threads=THREADS, requests=16)
         assert (found["wrong"], found["errors"]) == (0, []), found
+    return targets
+
+
+@pytest.mark.parametrize("made", ["exported", "packed_export"])
+def test_every_target_answers_threads_as_it_answers_one(made, request):
+    out = request.getfixturevalue(made)
+    check_all_targets(out / "out" if made == "packed_export" else out)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_operators")
+def test_operators_answer_threads_as_they_answer_one(demo, tmp_path):
+    settings = {"precisions": ["fp32", "bf16", "int8"], "precompute_embedding_projections": True}
+    adtp_export.export(demo, tmp_path / "out", **settings)
+    precisions = {name.split("-")[2] for name in check_all_targets(tmp_path / "out") if name.endswith("-plugin")}
+    assert precisions == {"fp32", "bf16", "int8"}
 
 
 def test_the_debug_form_is_opened_once(exported, monkeypatch):

@@ -24,8 +24,6 @@ from tuning import times
 import adtp_export
 from adtp_export.cli import tune as command
 from adtp_export.errors import InputError
-from adtp_export.io import hold
-from adtp_export.pipeline.tune import directory
 from adtp_export.pipeline.tune import times as times_room
 from adtp_export.pipeline.tune import tune as room
 from adtp_export.pipeline.tune.directory import TOLD
@@ -235,81 +233,6 @@ def test_a_directory_of_something_else_is_refused(model, reviewed, tmp_path):
     with pytest.raises(InputError, match="has no config.json; give the directory"):
         room.tune(tmp_path, tmp_path / "new", **reviewed, **FAST)
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path):
-    files = {name: tmp_path / name for name in ("train", "dev")}
-    for path in (*files.values(), tmp_path / "model.safetensors"):
-        path.write_text("first")
-    out = tmp_path / "out"
-
-    def begun(**more):
-        chosen = TuneOptions(model=tmp_path, out=out, workload=files["dev"], **files, **more)
-        with directory.claimed(chosen) as finished:
-            return finished
-
-    assert not begun()
-    assert not begun(max_drop=2.0)  # times of shapes are there at most
-    (out / "work" / directory.PLAN).write_text("{}")
-    with pytest.raises(InputError, match="an unfinished run; add --resume"):
-        begun(max_drop=2.0)
-    assert not begun(max_drop=2.0, resume=True)
-    with pytest.raises(InputError, match=r"other settings \(max_drop\)"):
-        begun(max_drop=3.0, resume=True)
-    (out / directory.RESULTS).write_text("{}")
-    assert begun(max_drop=3.0)
-    (out / directory.STUDENT).mkdir()
-    (out / directory.STUDENT / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"holds more than a student.*: notes.txt; move that elsewhere"):
-        begun(max_drop=3.0)  # before anything is exported and timed
-    shutil.rmtree(out / directory.STUDENT)
-    settings = json.loads((out / directory.SETTINGS).read_text())
-    del settings["options"]["mixed_precision"]  # as an earlier version wrote it
-    (out / directory.SETTINGS).write_text(json.dumps(settings))
-    assert begun()
-    with pytest.raises(InputError, match=r"other settings \(mixed_precision\)"):
-        begun(mixed_precision="bf16")
-    lock = hold(out)
-    with pytest.raises(InputError, match="another run works in"):
-        begun()
-    os.close(lock)
-    (tmp_path / "model.safetensors").write_text("second")
-    with pytest.raises(InputError, match=r"other settings \(the content of model\)"):
-        begun()
-    (tmp_path / "model.safetensors").write_text("first")
-    shutil.rmtree(out / "work")
-    with pytest.raises(InputError, match="a run without its work/, so nothing else can be chosen"):
-        begun()
-    (out / directory.SETTINGS).write_text("{}")
-    with pytest.raises(InputError, match="is not of adtp-tune"):
-        begun()
-
-
-def test_another_choice_replaces_what_a_run_published_and_nothing_else(exported, tmp_path):
-    out = tmp_path / "out"
-    trial = out / "work" / directory.TRIALS / "a"
-    trial.mkdir(parents=True)
-    for name in ("config.json", WEIGHTS, TOLD):
-        (trial / name).write_text(name)
-
-    def files():
-        return sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if "work" not in path.parts)
-
-    directory.publish(out, trial, exported)
-    directory.publish(out, trial, exported)
-    published = files()
-    assert {"student/config.json", f"student/{WEIGHTS}", "export/model.onnx"} <= set(published)
-    assert f"student/{TOLD}" not in published
-    for place, told in (("student", "more than a student"), ("export", "manifest.json does not list")):
-        notes = out / place / "notes.txt"
-        notes.write_text("mine")
-        for student in (trial, None):
-            with pytest.raises(InputError, match=f"{told}.*: notes.txt; move that elsewhere"):
-                directory.publish(out, student, exported)
-        assert files() == sorted([*published, f"{place}/notes.txt"])
-        notes.unlink()
-    directory.publish(out, None, exported)
-    assert files() == [name for name in published if not name.startswith("student")]
 
 
 def test_workloads_that_cannot_be_run_are_refused(model, reviewed):
