@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 DEMO_OUT := build/demo-export
 RELEASE := build/release
 WORKERS ?= 2
+THREADS ?= 1
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' adtp_export/contract.py)
 
 .PHONY: demo test quick test-all triton-server deepsparse llamacpp coverage lint style types release-check clean
@@ -22,7 +23,7 @@ test: $(VENV)/installed style
 	$(MAKE) --no-print-directory --jobs=2 types quick
 
 quick: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
 
 test-all: $(VENV)/installed lint
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --slow
