@@ -89,6 +89,17 @@ def test_evaluations_before_decisions_are_final_do_not_count(tmp_path):
     assert run.notes[-1] == "kept step 6 of 12, of the best quality on dev"
 
 
+def test_a_run_goes_on_from_a_checkpoint_that_may_not_win(tmp_path):
+    run = Run(tmp_path / "work", (0.9, None), final_from=0.5)
+    with pytest.raises(KeyboardInterrupt):
+        run.go()
+    again = Run(run.work, (0.3, 0.2, 0.1), final_from=0.5)
+    weights = again.go()
+    assert again.notes[0] == "going on from checkpoint-3"
+    assert again.notes[-1] == "kept step 6 of 12, of the best quality on dev"
+    assert torch.equal(weights, Run(tmp_path / "whole", (0.9, 0.3, 0.2, 0.1), final_from=0.5).go())
+
+
 def test_a_run_that_goes_on_ends_where_it_would_have_ended(tmp_path):
     run = Run(tmp_path / "work", (0.4, 0.3, None), patience=2)
     with pytest.raises(KeyboardInterrupt):
