@@ -153,12 +153,21 @@ def keep_freed_memory() -> None:
 
     By default glibc returns large blocks to Linux, which clears them anew: every step of training asks for the same ones. Keeping them
     halved the time of a step on texts of 512 tokens, and took 40% more memory. Does nothing where the C library has no such settings.
+    Where steps ask for blocks of ever new sizes, `give_back_freed_memory` has to be called at times.
     """
-    if platform.libc_ver()[0] != "glibc":
-        return
-    c_library = ctypes.CDLL(None)
-    c_library.mallopt(_M_MMAP_MAX, 0)
-    c_library.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    if (c_library := _glibc()) is not None:
+        c_library.mallopt(_M_MMAP_MAX, 0)
+        c_library.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def give_back_freed_memory() -> None:
+    """Return to Linux, once, what this process has kept: among blocks of many sizes it grew from 6 to 12 GB in half an hour of training."""
+    if (c_library := _glibc()) is not None:
+        c_library.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
 
 
 def commit() -> str | None:

@@ -16,7 +16,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging as transformers_logging
 
-from ..environment import keep_freed_memory
+from ..environment import give_back_freed_memory, keep_freed_memory
 from ..errors import InputError
 from .checkpoints import WEIGHTS, broken_seal, files_of, forget_newer, newest_whole, seal
 from .data import Examples, LengthGrouped
@@ -205,8 +205,9 @@ class StageTrainer(Trainer):
             )
 
     def log(self, *arguments: Any, **options: Any) -> None:
-        """Tell the loss, every 50 steps or more often, which waits for the device in any case."""
+        """Tell the loss, every 50 steps or more often, which waits for the device in any case; and give back memory."""
         self.check_losses()
+        give_back_freed_memory()
         super().log(*arguments, **options)
 
     def _save_checkpoint(self, *arguments: Any, **options: Any) -> None:
