@@ -230,8 +230,8 @@ def plots(folder: Path) -> dict[str, str]:
 def accuracy_by_speed(students: Students, batch: int, title: str) -> str:
     """Draw each arm in each precision: a dot for the mean of the seeds that are timed, and their range."""
     lines: dict[str, list[tuple[float, list[float]]]] = {}
-    for (name, _, own, precision), arm in sorted(students.arms.items()):
-        if arm.fast(batch) and (own == batch or name == "layers") and name != "schedule":
+    for (name, _, _, precision), arm in sorted(students.arms.items()):
+        if arm.fast(batch) and name != "schedule":
             right = [float(arm.right[seed].mean()) for seed in arm.speed]
             lines.setdefault(f"{_short(name)} {precision.upper()}", []).append((float(arm.fast(batch) or 0), right))
     speeds = [speed for points_of in lines.values() for speed, _ in points_of]

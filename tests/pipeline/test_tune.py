@@ -201,12 +201,14 @@ def test_rows_are_held_out_by_groups(model, tmp_path):
     assert sum(map(len, begin)) == len(set.union(*begin)) == 300
 
 
-def test_rows_that_are_not_read_whole_are_told(model, reviewed):
-    def told(most):
-        return what_was_cut(read(options(model, reviewed, max_tokens=most)).task)
+def test_rows_that_are_not_read_whole_are_told(model, tmp_path):
+    data = {"train": labelled(tmp_path / "train.tsv", many(300, 0))}
 
-    assert told(48) == ""
-    assert re.match(r"\d+ of \d+ dev rows reach --max-tokens 8 and are read up to there", told(8))
+    def told(most):
+        return what_was_cut(read(options(model, data, max_tokens=most)).task)
+
+    assert told(64) == ""
+    assert re.match(r"\d+ of \d+ dev rows reach --max-tokens 5 and are read up to there", told(5))
 
 
 @pytest.mark.parametrize(
