@@ -196,7 +196,7 @@ def _distrusted(pool: Mapping[str, Target]) -> str:
 
 def _expectation(spec: TargetSpec) -> tuple[int, int, int, bool]:
     """Sort key where nothing was measured. Only a preference for speed leaves several precisions to choose from."""
-    order = GPU_ORDER if spec.device == CUDA else PRECISIONS
+    order: tuple[str, ...] = GPU_ORDER if spec.device == CUDA else PRECISIONS
     form = FORMS.index(spec.form) if spec.form in FORMS else 0  # fixed sizes are there because somebody asked for them
     if _is_quick(spec):
         form, order = -1, tuple(QUICK)
