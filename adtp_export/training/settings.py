@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,8 @@ class TrainOptions(Options):
 
     def check(self) -> None:
         self._check_method()
-        self._check_unused()
+        if self.dev is not None:
+            self._check_defaults(["dev_share"], "beside --dev; leave one of them out")
         self._check_terms()
         given = self._list("retention")
         if not all(0 < value <= 1 for value in given):
@@ -196,14 +197,11 @@ class TrainOptions(Options):
                     f"and {', '.join(users)} have: {instead}"
                 )
 
-    def _check_unused(self) -> None:
-        """Raises InputError for a setting that nothing uses beside another one."""
-        for given, names in (("teacher", ("teacher_epochs", "teacher_learning_rate")), ("dev", ("dev_share",))):
-            for name in names if getattr(self, given) is not None else ():
-                if (value := getattr(self, name)) != getattr(TrainOptions, name):
-                    raise InputError(
-                        f"{flag_name(name)}: got {quoted(value)}, which nothing uses beside {flag_name(given)}; leave one of them out"
-                    )
+    def _check_defaults(self, names: Iterable[str], why: str) -> None:
+        """Raises InputError for the first of these settings that is not the default; `why` says when nothing uses it."""
+        for name in names:
+            if (value := getattr(self, name)) != getattr(TrainOptions, name):
+                raise InputError(f"{flag_name(name)}: got {quoted(value)}, which nothing uses {why}")
 
     def _check_terms(self) -> None:
         """Raises InputError where an unknown term is left out, or all are."""
@@ -230,12 +228,7 @@ class TrainOptions(Options):
         if self.method == "layers" and self.mask != MASK_ATTRIBUTION:
             names += ["attribution", "ig_steps", "teacher_dimensions"]
         needed = f"--mask {MASK_ATTRIBUTION}" if self.mask == MASK_RANDOM else "--mask"
-        defaults = {known.name: known.default for known in dataclasses.fields(self)}
-        for name in names:
-            if (value := getattr(self, name)) != defaults[name]:
-                raise InputError(
-                    f"{flag_name(name)}: got {quoted(value)}, which nothing uses without {needed}; give that or leave this out"
-                )
+        self._check_defaults(names, f"without {needed}; give that or leave this out")
         if self.mask == MASK_NONE:
             return
         if "teacher" in self.left_out:

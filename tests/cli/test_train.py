@@ -291,7 +291,6 @@ def test_the_signature_of_train_lists_every_setting():
         ({"resume": True}, "holds no run of adtp-train"),
         ({"teacher": "a", "base": "b"}, "give either --base MODEL"),
         ({"base": "b"}, "give either --data NAME or --train FILE"),
-        ({"teacher": "a", "teacher_epochs": 2}, "--teacher-epochs: got 2.0, which nothing uses beside --teacher"),
         ({"dev": "a", "dev_share": 0.2}, "--dev-share: got 0.2, which nothing uses beside --dev"),
     ],
 )
