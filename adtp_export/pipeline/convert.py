@@ -117,8 +117,8 @@ def import_checkpoint(options: ImportOptions) -> dict[str, Any]:
     }
 
 
-WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
-"""Names that transformers gives to files of weights."""
+WEIGHT_FILES = r"model(-\d{5}-of-\d{5})?\.safetensors"
+"""Names that transformers gives to files of weights, as a regular expression."""
 
 
 class StudentDirectory(OutputDirectory):
@@ -137,7 +137,9 @@ class StudentDirectory(OutputDirectory):
             raise InputError(f"{self.path} is no student of format 2; remove it yourself or give another place")
         own = {path.name, INDEX, *TOKENIZER_FILES}
         others = sorted(
-            place.name for place in self.path.iterdir() if place.name not in own and not WEIGHTS.fullmatch(place.name)
+            place.name
+            for place in self.path.iterdir()
+            if place.name not in own and not re.fullmatch(WEIGHT_FILES, place.name)
         )
         if others:
             raise InputError(f"{self.path} holds more than a student, such as {others[0]}; move that elsewhere")

@@ -246,7 +246,7 @@ class Narrator(TrainerCallback):
         figures = ", ".join(
             f"{name.removeprefix('eval_')} {value:.4f}"
             for name, value in (metrics or {}).items()
-            if math.isfinite(value)
+            if value != -math.inf  # the score of a model that is not final
         )
         self.audience.note(f"step {state.global_step} of {state.max_steps}: loss {self.loss:.4f}; on dev: {figures}")
 

@@ -14,6 +14,7 @@ from ...artifacts.records import contents
 from ...errors import InputError
 from ...io import flush, flush_alone, read_json, written_whole
 from ...training.settings import TrainOptions, as_yaml, read_settings
+from ..convert import WEIGHT_FILES
 
 SETTINGS, RESULTS, WORK, TEACHER = "train.yaml", "results.json", "work", "teacher"
 TEACHER_DONE, STUDENT, VIEWS = "teacher-done", "student", "attribution"
@@ -21,7 +22,7 @@ TEACHER_DONE, STUDENT, VIEWS = "teacher-done", "student", "attribution"
 INPUTS = "inputs.json"
 """In `WORK`: hashes of the data and the model that the run was begun with."""
 
-_MODEL = r"(config|generation_config|sha256)\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
+_MODEL = rf"(config|generation_config|sha256)\.json|{WEIGHT_FILES}|model\.safetensors\.index\.json"
 _TOKENIZER = (
     r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens)\.json|vocab\.(txt|json)|merges\.txt|chat_template\.jinja"
     r"|(tokenizer|spiece|spm|sentencepiece\.bpe)\.model"

@@ -72,20 +72,22 @@ def export_all(
                         raise
                     steps.note(f"{name} is left out: {error}")
                     continue
-        found[name] = made = Exported.of(out, read_manifest(out))
-        if left_out := [each for each in precisions if each not in made.targets]:
-            steps.note(
-                f"{name}: {', '.join(left_out)} is left out, as no file of it is as well verified as others; see {out}/report.md"
-            )
+        found[name] = Exported.of(out, read_manifest(out))
     return found
 
 
-def pairs(exported: Mapping[str, Exported], precisions: Sequence[str], search: Search) -> list[tuple[str, str]]:
+def pairs(
+    exported: Mapping[str, Exported], precisions: Sequence[str], search: Search, steps: Steps
+) -> list[tuple[str, str]]:
     """Return the candidates, each a name and a precision: of each student that which is fastest by the table among those that run, and
     the model in all but fp32."""
     found = []
     for name, made in exported.items():
         able = [each for each in precisions if each in made.targets]
+        if left_out := [each for each in precisions if each not in able]:
+            steps.note(
+                f"{name}: {', '.join(left_out)} is left out, as no file of it is as well verified as others; see {made.path}/report.md"
+            )
         if name == MODEL:
             found += [(name, each) for each in able if each != FP32]
         elif able:

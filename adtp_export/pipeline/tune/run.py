@@ -122,7 +122,7 @@ class Run:
         listed = {trial.name: search.trials.student(trial) for trial in search.shortlist()}
         directories = {exports.MODEL: Path(self.chosen.model), **listed}
         made = exports.export_all(directories, self.chosen, self.precisions, work, self.steps)
-        pairs = exports.pairs(made, self.precisions, search)
+        pairs = exports.pairs(made, self.precisions, search, self.steps)
         if not pairs:
             return self._finish(made, [])
         measured = exports.timed(made, pairs, self.rounds, work, self.steps)
