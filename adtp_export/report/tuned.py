@@ -68,7 +68,7 @@ def _candidates(record: Mapping[str, Any]) -> str:
 def _frontier(record: Mapping[str, Any]) -> str:
     """Draw points lost on dev by speedup: trials by the rows they were trained on, and what was confirmed."""
     kinds: dict[str, list[tuple[float, float, str]]] = {}
-    for trial in record["trials"]:
+    for trial in (each for each in record["trials"] if each["loss"] is not None):
         kinds.setdefault(f"{trial['rows']:,} rows", []).append((trial["speedup"], trial["drop"], trial["told"]))
     for each in record["candidates"]:
         kinds.setdefault("confirmed", []).append((each["speedup"], each["confirmed"]["drop"], each["told"]))
@@ -95,8 +95,11 @@ def _trials(trials: Sequence[Mapping[str, Any]]) -> str:
             escape(trial["told"]),
             f"{trial['rows']:,}",
             f"{trial['speedup']:.2f}x",
-            f"{trial['loss']:.4f}",
-            f"{trial['drop']:.2f} ± {trial['error']:.2f}",
+            *(
+                ("training diverged", "all")
+                if trial["loss"] is None
+                else (f"{trial['loss']:.4f}", f"{trial['drop']:.2f} ± {trial['error']:.2f}")
+            ),
         ]
         for trial in trials
     ]

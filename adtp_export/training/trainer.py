@@ -27,6 +27,10 @@ Progress = Callable[[int, int], None]
 """Takes (done, total)."""
 
 
+class DivergedError(InputError):
+    """A loss was no finite number."""
+
+
 @dataclass(frozen=True)
 class Audience:
     """Who is told how a stage goes: `progress` takes steps done and all steps, `note` a line of text."""
@@ -63,7 +67,8 @@ def run_stage(stage: Stage, settings: TrainOptions, audience: Audience) -> bool:
         Whether the best evaluation was the last one.
 
     Raises:
-        InputError: the loss is no finite number; or the stage has checkpoints, and all are damaged.
+        DivergedError: the loss is no finite number.
+        InputError: the stage has checkpoints, and all are damaged.
     """
     trainer = StageTrainer(stage, settings, Narrator(audience))
     trainer.remove_callback(PrinterCallback)
@@ -195,11 +200,11 @@ class StageTrainer(Trainer):
         """See that all losses so far were finite.
 
         Raises:
-            InputError: one was not; the message names the step.
+            DivergedError: one was not; the message names the step.
         """
         step, loss = (1.0, 0.0) if self._first is None else self._first.tolist()
         if not math.isfinite(loss):
-            raise InputError(
+            raise DivergedError(
                 f"the loss became {loss} at step {step:.0f} of {self.state.max_steps}, at a "
                 f"learning rate of {self.args.learning_rate:g}; start anew with a lower one, in another --out"
             )

@@ -1,6 +1,7 @@
 """adtp-tune on a tiny model: what it refuses, what it trains, and that a run that is killed and gone on with chooses the same student."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -25,6 +26,7 @@ import adtp_export
 from adtp_export.cli import tune as command
 from adtp_export.errors import InputError
 from adtp_export.pipeline.tune import times as times_room
+from adtp_export.pipeline.tune import trials as trials_room
 from adtp_export.pipeline.tune import tune as room
 from adtp_export.pipeline.tune.directory import TOLD
 from adtp_export.pipeline.tune.options import TuneOptions
@@ -142,6 +144,33 @@ def test_a_search_that_was_stopped_chooses_the_same_student(model, reviewed, tmp
     (broken / "work" / "trials" / names[0] / TOLD).unlink()
     with pytest.raises(InputError, match=f"has no {names[0]} any more"):
         searched(broken, model, reviewed, Heard())
+
+
+@pytest.mark.parametrize("which", [{1}, {1, 2}])
+def test_a_student_whose_training_diverges_is_left_out_and_the_search_goes_on(
+    model, reviewed, tmp_path, monkeypatch, which
+):
+    usual = trials_room.train_student
+
+    def spoiled(teacher, task, *rest):
+        if task.settings.layers in which:
+            task = dataclasses.replace(task, settings=dataclasses.replace(task.settings, learning_rate=1e38))
+        return usual(teacher, task, *rest)
+
+    monkeypatch.setattr(trials_room, "train_student", spoiled)
+    heard = Heard()
+    names = searched(tmp_path, model, reviewed, heard)
+    lines = [json.loads(line) for line in (tmp_path / RECORD).read_text().splitlines()]
+    diverged = [line for line in lines if line["loss"] is None]
+    assert {line["arm"]["layers"] for line in diverged} == which
+    assert len({line["name"] for line in diverged}) == len(diverged) == (1 if which == {1} else 3)  # in the first rung
+    assert bool(names) == (which == {1})
+    assert not {line["name"] for line in diverged} & set(names)
+    assert sum("training diverged at --learning-rate" in note for note in heard.notes) == len(diverged)
+    assert all(not (tmp_path / "work" / "trials" / line["name"] / WEIGHTS).exists() for line in diverged)
+    again = Heard()
+    assert searched(tmp_path, model, reviewed, again) == names
+    assert again.shares == []
 
 
 def labelled(path, rows):

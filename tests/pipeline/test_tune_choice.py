@@ -265,7 +265,7 @@ def recorded(others, most, speedup=None, strict=False):
         "published": verdict != "nearest",
         "chosen": told[best.name],
         "candidates": list(told.values()),
-        "trials": [arm],
+        "trials": [arm, {**arm, "told": "1 layer", "loss": None, "drop": 87.654}],
         "table": times().to_json(),
         "rows": {"train": 80, "dev": 60, "test": 40},
         "shows": "little",
@@ -281,6 +281,8 @@ def test_page_and_screen_tell_all_candidates(capsys):
     screen = capsys.readouterr()
     assert page.count("(chosen)") == page.count("a, fp32 (chosen)") == 1
     assert "<m>" not in page
+    assert "<td>training diverged</td>" in page
+    assert "87.65" not in page
     for each in record["candidates"]:
         for cell in cells(each):
             assert cell in page

@@ -4,16 +4,13 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import TINY_BERT, flat_kept, make_batch, make_encoder
-from decoder_models import make_decoder
+from conftest import TINY_BERT, make_batch
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from adtp_export.data.tokenize import TokenizedText
 from adtp_export.model import AdtpBertForSequenceClassification
-from adtp_export.model.packed import PackedStudent
 from adtp_export.model.selection import kept_count
 from adtp_export.training.data import Examples
-from adtp_export.training.differentiable import DifferentiableAttention
 from adtp_export.training.evaluate import judge
 from adtp_export.training.judgement import one_ratio
 from adtp_export.training.methods.adtp import Distillation
@@ -208,26 +205,6 @@ def test_ratios_are_taught_and_guided_with_the_floor_of_kept_tokens(guided):
     model.run(batch, trace)
     lowest = torch.nn.functional.cross_entropy(trace.decisions[0].rule.choice, torch.tensor([0]))
     torch.testing.assert_close(model(**batch, **view)["arp"], lowest.detach())
-
-
-@pytest.mark.parametrize(
-    ("backbone", "pruning"),
-    [
-        *(("bert", pruning) for pruning in ("adtp", "ltp", "schedule", "from-others", "top", "transkimmer")),
-        *(("qwen3", pruning) for pruning in ("adtp", "ltp", "top")),
-    ],
-)
-def test_attention_with_gradients_says_what_each_token_received(backbone, pruning):
-    student = (
-        make_encoder(pruning=pruning) if backbone == "bert" else make_decoder(backbone, pruning=pruning)
-    ).double()
-    batch = make_batch(LENGTHS, PADDED, types=2 if "token_type_ids" in student.input_names else 1)
-    expected = student(**batch)
-    (logits,), rows = PackedStudent(student, DifferentiableAttention)(**batch)
-    torch.testing.assert_close(logits, expected.logits)
-    kept = flat_kept(rows, tuple(batch["input_ids"].shape), len(student.site_names))
-    assert kept.tolist() == expected.kept_site.tolist()
-    assert (kept < len(student.site_names)).any()
 
 
 @pytest.mark.parametrize(

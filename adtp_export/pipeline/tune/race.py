@@ -54,9 +54,10 @@ class Search:
                 return [*ended, *(trial for trials in found for trial in trials)]
             ahead = []
             for trials in found:
-                chosen = going_on([self.trials.told(trial).loss for trial in trials], self.trials.groups)
-                self._forget(trial for number, trial in enumerate(trials) if number not in chosen)
-                ahead.append([trials[number] for number in chosen])
+                able = [trial for trial in trials if not trial.diverged]
+                chosen = going_on([self.trials.told(trial).loss for trial in able], self.trials.groups)
+                self._forget(trial for number, trial in enumerate(able) if number not in chosen)
+                ahead.append([able[number] for number in chosen])
             needed = ahead[self._first_needed(ahead) if rung else 0 :]
             ended += [trial for trials in ahead[: len(ahead) - len(needed)] for trial in trials]
             alive = [[trial.arm for trial in trials] for trials in needed]
@@ -78,13 +79,15 @@ class Search:
 
     def good(self, trial: Trial) -> bool:
         """Say whether a student loses at most what it may, with one standard error to spare."""
-        return self.most is not None and trial.drop <= self.most - self.error(trial)
+        return self.most is not None and not trial.diverged and trial.drop <= self.most - self.error(trial)
 
     def to_refine(self, finals: Sequence[Trial]) -> list[Trial]:
         """Return the students, each of another depth, from whose retention to go on: the fastest that is good enough, then those that lose
         least among the others, which may keep more."""
         able = [
-            trial for trial in finals if trial.arm.layers in self.table.cuts and (trial.arm.site or self.good(trial))
+            trial
+            for trial in finals
+            if trial.arm.layers in self.table.cuts and (trial.arm.site or self.good(trial)) and not trial.diverged
         ]
         good = sorted(filter(self.good, able), key=lambda trial: (-self.speedup(trial), trial.name))
         others = sorted((trial for trial in able if trial not in good), key=lambda trial: (trial.drop, trial.name))
@@ -129,4 +132,7 @@ class Search:
         return f"{found[0].arm}, {self.told(found[0])}" if found else "none"
 
     def told(self, trial: Trial) -> str:
+        if trial.diverged:
+            rate = self.trials.task.settings.learning_rate
+            return f"its training diverged at --learning-rate {rate:g}, so it is left out; a lower rate may train it"
         return f"{self.speedup(trial):.2f}x, {trial.drop:.1f} ± {self.error(trial):.1f} points lost on dev"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
 import shutil
 from collections.abc import Callable, Mapping
@@ -21,12 +22,13 @@ from ...errors import InputError
 from ...io import flush, flush_alone, written_whole
 from ...training.data import Examples, joined
 from ...training.evaluate import ask, judge
+from ...training.methods.base import Method
 from ...training.models import save_model
 from ...training.objectives import Objective
 from ...training.settings import TrainOptions
 from ...training.stages import explained, train_student
 from ...training.task import Task
-from ...training.trainer import Audience, Progress
+from ...training.trainer import Audience, DivergedError, Progress
 from .directory import TOLD, TRIALS
 from .rows import Rows, groups_of_examples
 from .shapes import Arm
@@ -39,7 +41,8 @@ WEIGHTS = "model.safetensors"
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """A student. start: the name of the trial whose weights it began with, "" for the teacher's. loss: per row against the teacher's
-    answers; drop: points below the teacher, both means over dev. rows: that it was trained on, counted in each epoch."""
+    answers, infinite where training diverged, of which no weights are kept; drop: points below the teacher, both means over dev. rows: that
+    it was trained on, counted in each epoch."""
 
     name: str
     arm: Arm
@@ -48,12 +51,17 @@ class Trial:
     loss: float
     drop: float
 
+    @property
+    def diverged(self) -> bool:
+        return not math.isfinite(self.loss)
+
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return dataclasses.asdict(self) | {"loss": None if self.diverged else self.loss}
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Trial:
-        return cls(**{**row, "arm": Arm(**row["arm"])})
+        loss = math.inf if row["loss"] is None else row["loss"]
+        return cls(**{**row, "arm": Arm(**row["arm"]), "loss": loss})
 
 
 @dataclass(frozen=True)
@@ -148,14 +156,15 @@ class Trials:
         name = self.name_of(arm, rows, start)
         unfinished, task = self.work / UNFINISHED / name, self.task_of(arm, rows)
         weights = load_file(self.student(start) / WEIGHTS) if start else None
-        model = train_student(self.teacher, task, unfinished, Audience(progress, lambda told: None), weights)
-        # There is one evaluation, at the end; a run that goes on from there has none.
-        judged = model.judged or judge(model, self.parts["dev"])
-        told = Told(
-            loss_by_row(judged.answers, self.parts["dev"], task.objective, task.settings.temperature),
-            task.objective.row_scores(judged.answers, self.parts["dev"]),
-        )
-        self._keep(name, told, model.student.cpu(), task)
+        try:
+            model = train_student(self.teacher, task, unfinished, Audience(progress, lambda told: None), weights)
+        except DivergedError:
+            student, told = None, self._nothing_right()
+        else:
+            student, told = model.student.cpu(), self._told_of(model, task)
+            if not np.isfinite(told.loss).all():  # the last step of all spoiled it
+                student, told = None, self._nothing_right()
+        self._keep(name, told, student, task)
         trial = Trial(
             name=name,
             arm=arm,
@@ -171,13 +180,25 @@ class Trials:
         self.done[name] = trial
         return trial
 
-    def _keep(self, name: str, told: Told, student: PreTrainedModel, task: Task) -> None:
-        """Write a student and what it does, whole or not at all."""
+    def _told_of(self, model: Method, task: Task) -> Told:
+        """Say what a student does on dev."""
+        dev, objective = self.parts["dev"], task.objective
+        # There is one evaluation, at the end; a run that goes on from there has none.
+        answers = (model.judged or judge(model, dev)).answers
+        return Told(loss_by_row(answers, dev, objective, task.settings.temperature), objective.row_scores(answers, dev))
+
+    def _nothing_right(self) -> Told:
+        """Say what a student does on dev whose training diverged."""
+        return Told(np.full(len(self.parts["dev"]), np.inf), np.zeros_like(self.teacher_score["dev"]))
+
+    def _keep(self, name: str, told: Told, student: PreTrainedModel | None, task: Task) -> None:
+        """Write a student, where there is one, and what it does, whole or not at all."""
         folder = self.work / TRIALS
         partial = folder / f"{name}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        save_model(student, task.tokenizer, partial)
+        if student is not None:
+            save_model(student, task.tokenizer, partial)
         np.savez(partial / TOLD, loss=told.loss, score=told.score)
         flush(partial)
         shutil.rmtree(folder / name, ignore_errors=True)
