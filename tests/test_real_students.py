@@ -67,4 +67,4 @@ def test_real_sentences(tmp_path, directory, texts, rows, engine):
         decisions += int((kept_site >= 0).sum())
         done += len(chosen)
     assert decisions > 5 * rows
-    assert worst < 1e-4
+    assert worst <= 2 * manifest["targets"]["onnxruntime-cpu-fp32"]["tolerance"]  # of each of the two from fp64
