@@ -9,6 +9,7 @@ from torch.nn.functional import linear
 from ..model.backbones.base import AttentionParts
 from ..model.padded import attention_received, by_head, near, scores
 from ..model.sequences import Packed, pack, rows_of
+from .dropout import weighted
 
 
 class DifferentiableAttention(nn.Module):
@@ -34,30 +35,13 @@ class DifferentiableAttention(nn.Module):
         q, k, v = by_head(parts, padded.view(batch, longest, -1), positions)
         live = torch.arange(longest, device=x.device) < lengths[:, None]
         probabilities = scores(parts, q, k, live, positions).softmax(-1)
-        context = weighted(parts.dropout, probabilities, v).transpose(1, 2).reshape(batch * longest, -1)
+        if isinstance(parts.dropout, nn.Dropout):
+            context = weighted(probabilities, v, parts.dropout.p * parts.dropout.training)
+        else:
+            context = parts.dropout(probabilities) @ v
+        context = context.transpose(1, 2).reshape(batch * longest, -1)
         states = parts.output(rows_of(context.index_select(0, cells), wanted), rows_of(x, wanted))
         if self.wanted is None:
             return states, None
         received = attention_received(probabilities, live, self.wanted, near(parts, positions))
         return states, received.flatten().index_select(0, cells)
-
-
-LEVELS = 2**16
-"""Of the random numbers that say what drops out: rates are rounded to multiples of one part in so many."""
-
-
-def weighted(dropout: nn.Module, probabilities: Tensor, v: Tensor) -> Tensor:
-    """Return ``dropout(probabilities) @ v``, ``(B, N, S, D)``, for probabilities ``(B, N, S, S)``.
-
-    On a CPU PyTorch draws one number for each probability, at a time, which takes longer than all else of attention in training. Here 64
-    random bits serve four of them.
-    """
-    dropping = isinstance(dropout, nn.Dropout) and dropout.training and probabilities.device.type == "cpu"
-    below = round(dropout.p * LEVELS) if dropping else 0
-    if not 0 < below < LEVELS:
-        result: Tensor = dropout(probabilities) @ v
-        return result
-    bits = torch.empty(-(-probabilities.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-    drawn = bits.view(torch.int16)[: probabilities.numel()].view_as(probabilities)
-    kept = torch.where(drawn >= below - LEVELS // 2, probabilities, 0)
-    return (kept @ v) * (LEVELS / (LEVELS - below))
