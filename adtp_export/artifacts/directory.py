@@ -156,22 +156,27 @@ class OutputDirectory:
         with writing(self.path):
             flush(self.work)
             self._check_place()  # again: somebody may have been here since
-        self._check_before(self.path)
         old = self.work.with_name(_OLD.join(self.work.name.rsplit(_WORK, 1)))
         with writing(self.path):
-            if not self.path.exists():
-                self.work.rename(self.path)
-            elif exchange(self.work, self.path):
-                try:
-                    self._check_before(self.work)
-                except InputError:
-                    exchange(self.work, self.path)
-                    raise
-            else:
-                self._move_in(old)
-            flush_alone(self.path.parent)
-        for place in (self.work, old):  # after an exchange the old result is in `work`
-            shutil.rmtree(place, ignore_errors=True)
+            lock = _hold_what_is_at(self.path, self.beside)  # or another run would clear it, once it has a name of `work`
+            try:
+                self._check_before(self.path)
+                if not self.path.exists():
+                    self.work.rename(self.path)
+                elif exchange(self.work, self.path):
+                    try:
+                        self._check_before(self.work)  # where nothing can be locked, another run may have been faster
+                    except InputError:
+                        exchange(self.work, self.path)
+                        raise
+                else:
+                    self._move_in(old)
+                flush_alone(self.path.parent)
+                for place in (self.work, old):  # after an exchange the old result is in `work`
+                    shutil.rmtree(place, ignore_errors=True)
+            finally:
+                if lock is not None:
+                    os.close(lock)
 
     def _check_before(self, directory: Path) -> None:
         """Refuse to replace what another run has put in place of what was carried over."""
@@ -179,8 +184,7 @@ class OutputDirectory:
             raise InputError(f"{self.path} was replaced by another run meanwhile; run this again")
 
     def _move_in(self, old: Path) -> None:
-        """Publish in two steps, where the system has no exchange. A reader between them waits for the lock."""
-        lock = _hold_what_is_at(self.path, self.beside)
+        """Publish in two steps, where the system has no exchange. A reader between them waits for the lock on what was at `path`."""
         try:
             if self.path.exists():
                 self.path.rename(old)
@@ -189,9 +193,6 @@ class OutputDirectory:
             if old.exists() and not self.path.exists():
                 old.rename(self.path)
             raise
-        finally:
-            if lock is not None:
-                os.close(lock)
 
 
 def recover(path: Path, beside: Path | None = None) -> None:

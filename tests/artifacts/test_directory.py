@@ -17,7 +17,7 @@ from kill_points import NAMES, read, write
 from adtp_export import io as disk
 from adtp_export.artifacts import directory as room
 from adtp_export.artifacts.checks import checked_file
-from adtp_export.artifacts.directory import OutputDirectory, recover
+from adtp_export.artifacts.directory import OutputDirectory, clear_leftovers, recover
 from adtp_export.artifacts.manifest import read_manifest
 from adtp_export.artifacts.records import file_entry
 from adtp_export.errors import InputError
@@ -166,15 +166,40 @@ def update(out, text):
         directory.publish()
 
 
+def no_locks(*_):
+    raise OSError(errno.EBADF, "no locks on this file system")
+
+
+def test_an_old_result_is_no_leftover_before_the_new_one_is_known_to_be_right(tmp_path, monkeypatch):
+    """Another run begins in the instant after the exchange, when the old result has the name of a folder to work in."""
+    out = tmp_path / "out"
+    write(out, "old")
+    mine, real, seen = update(out, "mine"), room.exchange, []
+    next(mine)
+
+    def exchange(work, path):
+        assert real(work, path)
+        clear_leftovers(out)
+        seen.extend(read_manifest(work).files)
+        return True
+
+    monkeypatch.setattr(room, "exchange", exchange)
+    next(mine, None)
+    assert seen
+    assert "mine" in read_manifest(out).files
+    assert list(tmp_path.iterdir()) == [out]
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_what_another_run_has_added_meanwhile_is_not_lost(tmp_path, monkeypatch, late):
-    """`late`: it is added in the instant before the exchange."""
+    """`late`: it is added in the instant before the exchange, on a file system without locks."""
     out = tmp_path / "out"
     write(out, "old")
     mine, theirs = update(out, "mine"), update(out, "theirs")
     next(mine)
     next(theirs)
     if late:
+        monkeypatch.setattr(disk.fcntl, "flock", no_locks)
         real = room.exchange
 
         def exchange(*places):
@@ -210,10 +235,7 @@ def test_a_folder_that_another_run_holds_is_not_worked_in(tmp_path, monkeypatch)
 
 
 def test_a_result_comes_back_where_nothing_can_be_locked(tmp_path, monkeypatch):
-    def flock(*_):
-        raise OSError(errno.EBADF, "no locks on this file system")
-
-    monkeypatch.setattr(disk.fcntl, "flock", flock)
+    monkeypatch.setattr(disk.fcntl, "flock", no_locks)
     write(tmp_path / "out", "old")
     (tmp_path / "out").rename(tmp_path / ".out.adtp-old-x")
     assert read(tmp_path / "out") == "old"

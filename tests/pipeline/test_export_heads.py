@@ -76,6 +76,17 @@ def save(head, pruning, directory):
     return directory
 
 
+def test_an_update_leaves_the_windows_that_other_targets_answer_in(tmp_path):
+    directory, out = save("spans", None, tmp_path / "model"), tmp_path / "out"
+    adtp_export.export(directory, out)
+    config, tokenizer = ((out / name).read_text() for name in ("config.json", "tokenizer.json"))
+    assert json.loads(config)["adtp"]["windows"]["max_tokens"] > 16
+    longest = min(16, TINY_BERT["max_position_embeddings"])
+    adtp_export.export(directory, out, update=True, packed_inputs=True, seq=f"1:8:{longest}")
+    assert (out / "model.packed.onnx").exists()
+    assert [(out / name).read_text() for name in ("config.json", "tokenizer.json")] == [config, tokenizer]
+
+
 def write(path, rows):
     path.write_text("\n".join(map(json.dumps, rows)))
     return path

@@ -90,8 +90,9 @@ def _fill(run: ExportContext, plan: ExportPlan) -> Manifest:
     from .verify import verify_strings, verify_targets
 
     request, previous = plan.request, plan.previous
+    longest = (previous or plan).profile["seq"].max  # an update leaves the windows that other targets answer in
     with run.writing():
-        write_companions(run.checkpoint, run.work, run.windows)
+        write_companions(run.checkpoint, run.work, run.checkpoint.student.windows.within(longest))
     calibration = calibrate(run, request.calibration) if request.recipes and request.calibration else None
     random = not plan.options.verify_data  # that says what to compare on
     verification = verify_with(run, request.verify_text, random) if not plan.options.skip_parity_check else None
