@@ -310,6 +310,24 @@ def clear_leftovers(path: Path, beside: Path | None = None) -> None:
                 os.close(lock)
 
 
+@contextlib.contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """Keep other runs out of a directory in a block.
+
+    Raises:
+        InputError: another run works there.
+    """
+    try:
+        lock = hold(out)
+    except BlockingIOError:
+        raise InputError(f"--out: another run works in {out}; wait for its end, or give another --out") from None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
 def _hold_what_is_at(path: Path, beside: Path) -> int | None:
     """Lock the directory at a path, once it is there and no other run has put another one in its place."""
     while True:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from training_runs import Heard
 
+from adtp_export.artifacts.directory import alone_in
 from adtp_export.errors import InputError
 from adtp_export.pipeline.train import directory as room
 from adtp_export.pipeline.train.train import train
@@ -286,3 +287,16 @@ def test_what_an_interrupted_run_needs_stays_until_the_student_is_on_the_disk(ru
 
 def test_all_names_of_a_run_are_known(run):
     assert all(room._OURS.fullmatch(name) for name in files(run))
+
+
+def test_a_run_is_alone_in_its_directory(begin, base, reviews, tmp_path):
+    """Or a second one would take the checkpoint that the first one is writing for what a killed run left."""
+    out = tmp_path / "run"
+    begin(out)
+    before = files(out)
+    with alone_in(out):
+        for more in ({"resume": True}, {"force": True, "base": base, "train": reviews / "train.tsv", "max_tokens": 48}):
+            with pytest.raises(InputError, match="another run works in .*; wait for its end, or give another --out"):
+                train(out, steps=Heard(), **more)
+    assert files(out) == before
+    begin(out, force=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...artifacts.directory import remove, writing
+from ...artifacts.directory import alone_in, remove, writing
 from ...contract import HEAD_EMBEDDING
 from ...environment import processor, versions
 from ...errors import InputError, flag_name, needs_extras
@@ -77,20 +78,20 @@ def train(run: RunOptions, **settings: Any) -> dict[str, Any]:
         with steps.step("data_s", "reading the data") as progress:
             task = read_task(chosen, progress)
         teacher = _known_teacher(task)
-        _claim(run, task.settings, steps, processes)
-        steps.note(str(task))
-        teacher = teacher or _tuned_teacher(task, place, steps, processes)
-        figures, task = _explain(teacher, task, views, steps, processes)
-        model, judgement = _distil(teacher, task, place / WORK / STUDENT, steps)
-        record = {
-            **_results(task, figures, model, judgement),
-            "durations_s": steps.durations_s,
-            "resumed": run.resume,  # then the durations are those of the last part
-            "device": _device(),
-            "versions": versions(),
-        }
-        if processes.is_main_process:
-            _write(place, task, model, record)
+        with _claimed(run, task.settings, steps, processes):
+            steps.note(str(task))
+            teacher = teacher or _tuned_teacher(task, place, steps, processes)
+            figures, task = _explain(teacher, task, views, steps, processes)
+            model, judgement = _distil(teacher, task, place / WORK / STUDENT, steps)
+            record = {
+                **_results(task, figures, model, judgement),
+                "durations_s": steps.durations_s,
+                "resumed": run.resume,  # then the durations are those of the last part
+                "device": _device(),
+                "versions": versions(),
+            }
+            if processes.is_main_process:
+                _write(place, task, model, record)
     return record
 
 
@@ -165,15 +166,22 @@ def _resumed(out: Path, given: dict[str, Any]) -> TrainOptions:
     return settings
 
 
-def _claim(run: RunOptions, settings: TrainOptions, steps: Steps, processes: PartialState) -> None:
-    """Make `run.out` the directory of this run, once every process has read what it needs."""
+@contextlib.contextmanager
+def _claimed(run: RunOptions, settings: TrainOptions, steps: Steps, processes: PartialState) -> Iterator[None]:
+    """Make `run.out` the directory of this run alone, in a block, once every process has read what it needs."""
+    out = Path(run.out)
     processes.wait_for_everyone()
-    if processes.is_main_process:
-        if run.resume:
-            go_on(Path(run.out))
-        elif (left := begin(Path(run.out), settings, run.force)) is not None:
-            steps.note(f"what is left of the earlier run cannot be removed; remove it yourself: {left}")
-    processes.wait_for_everyone()
+    with contextlib.ExitStack() as until_the_end:
+        if processes.is_main_process:
+            if not run.resume:
+                with alone_in(out) if out.exists() else contextlib.nullcontext():
+                    pass  # the lock is on the directory that is replaced
+                if (left := begin(out, settings, run.force)) is not None:
+                    steps.note(f"what is left of the earlier run cannot be removed; remove it yourself: {left}")
+            until_the_end.enter_context(alone_in(out))
+            go_on(out)
+        processes.wait_for_everyone()
+        yield
 
 
 def _known_teacher(task: Task) -> PreTrainedModel | None:

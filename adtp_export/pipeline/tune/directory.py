@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...artifacts.directory import OutputDirectory, foreign, remove, writing
+from ...artifacts.directory import OutputDirectory, alone_in, foreign, remove, writing
 from ...artifacts.records import contents
 from ...errors import InputError
-from ...io import flush_alone, hold, read_json, written_whole
+from ...io import flush_alone, read_json, written_whole
 from .options import GOAL, TuneOptions
 
 SETTINGS, RESULTS, PAGE, WORK = "tune.json", "results.json", "tune.html", "work"
@@ -46,15 +45,8 @@ def claimed(chosen: TuneOptions) -> Iterator[bool]:
             raise InputError(f"--resume: {out} holds no run of adtp-tune; leave --resume out to start one")
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = hold(out)
-    except BlockingIOError:
-        raise InputError(f"--out: another run works in {out}; wait for its end, or give another --out") from None
-    try:
+    with alone_in(out):
         yield _opened(out, chosen)
-    finally:
-        if lock is not None:
-            os.close(lock)
 
 
 def _opened(out: Path, chosen: TuneOptions) -> bool:
