@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ..contract import HEAD_IMAGES, HEAD_TEXT, MAX_THREADS
@@ -79,3 +79,18 @@ def checked_model(directory: Path, manifest: Manifest, name: str, check_hashes: 
     if (weights := f"{name}.data") in manifest.files:
         checked_file(directory, manifest, weights, check_hashes)
     return checked_file(directory, manifest, name, check_hashes)
+
+
+def contents(places: Mapping[str, str | os.PathLike[str] | None]) -> dict[str, str]:
+    """Hash what a run reads, by name: a file, or what a model or data set has in a directory. What is None, or not on this disk, is left
+    out."""
+    found = {name: Path(place) for name, place in places.items() if place is not None and Path(place).exists()}
+    return {name: sha256(*(_read_in(place) if place.is_dir() else [place])) for name, place in found.items()}
+
+
+_READ = {".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".parquet", ".arrow", ".jsonl", ".csv", ".tsv"}
+"""Ends of files of models and data sets; a run's own directory may lie beside them."""
+
+
+def _read_in(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if path.suffix in _READ and path.is_file())

@@ -158,7 +158,9 @@ class OutputDirectory:
             self._check_place()  # again: somebody may have been here since
         old = self.work.with_name(_OLD.join(self.work.name.rsplit(_WORK, 1)))
         with writing(self.path):
-            lock = _hold_what_is_at(self.path, self.beside)  # or another run would clear it, once it has a name of `work`
+            lock = _hold_what_is_at(
+                self.path, self.beside
+            )  # or another run would clear it, once it has a name of `work`
             try:
                 self._check_before(self.path)
                 if not self.path.exists():

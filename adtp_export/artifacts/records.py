@@ -382,15 +382,6 @@ def file_entry(path: Path) -> FileEntry:
     return {"sha256": sha256(path), "bytes": path.stat().st_size}
 
 
-def contents(places: Mapping[str, str | os.PathLike[str] | None]) -> dict[str, str]:
-    """Hash what a run reads, by name: a file, or the weights in a directory. What is None, or not on this disk, is left out."""
-    found = {name: Path(place) for name, place in places.items() if place is not None and Path(place).exists()}
-    return {
-        name: sha256(*(sorted(place.glob("*.safetensors")) if place.is_dir() else [place]))
-        for name, place in found.items()
-    }
-
-
 def sha256(*paths: Path) -> str:
     """Hash the bytes of files, one after the other, without reading them whole."""
     digest = hashlib.sha256()

@@ -56,3 +56,8 @@ def read(parser: Parser, words: Sequence[str] | None = None) -> tuple[bool, dict
     """Read a command line, by default this process's: whether it has ``--json``, and the options that were typed."""
     typed = vars(parser.parse_args(words))
     return typed.pop("json"), {name: value for name, value in typed.items() if value is not None}
+
+
+def is_given(value: object) -> bool:
+    """Whether an option that is None or False by default was given; 0 was."""
+    return value is not None and value is not False

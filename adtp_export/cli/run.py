@@ -28,8 +28,8 @@ from ..explain.records import Explanation
 from ..report.explained import HEAD, in_words, rows
 from . import run_images, run_prompts, run_ray
 from .console import check_place, counting_rows, print_json, rich_console, run_command, write_npy
-from .parsing import Parser
-from .run_texts import TextsParser, add_texts, place, read, settle
+from .parsing import Parser, is_given
+from .run_texts import TextsParser, add_texts, head_of, place, read, settle
 
 if TYPE_CHECKING:
     from ..data.readers import Text
@@ -189,25 +189,16 @@ def main() -> None:
     run_command("adtp-run", lambda: command(options))
 
 
-def _head_of(out: Path) -> str:
-    """Return what OUT answers with; "" where it has no manifest that can be read, which is for others to judge."""
-    from ..artifacts.manifest import read_manifest
-
-    try:
-        return str(read_manifest(out).checkpoint.get("head", ""))
-    except InputError:
-        return ""
-
-
 def command(options: argparse.Namespace) -> int:
     from ..inference.predictor import load
 
-    head = _head_of(Path(options.out))
+    head = head_of(options)
     if head == HEAD_IMAGES:
         return run_images.command(options, make_parser().get_default)
     settle(options)
     run_ray.check_ray_options(options)
     if options.ray:
+        run_prompts.refuse(options)
         return run_ray.command(options)
     texts = read(options)
     if head == HEAD_TEXT:
@@ -237,7 +228,7 @@ def command(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace, deployment: Predictor) -> None:
     """Raises InputError for options that are about other heads, or contradict one another."""
     for name, heads in _FOR_HEADS.items():
-        if getattr(options, name) not in (None, False) and deployment.head not in heads:
+        if is_given(getattr(options, name)) and deployment.head not in heads:
             typed = "--out" if name == "out_file" else flag_name(name)
             raise InputError(
                 f"{typed} is for models with the head {' or '.join(heads)}, and {options.out} has {deployment.head}; leave it out"

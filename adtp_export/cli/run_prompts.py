@@ -12,7 +12,7 @@ from ..errors import InputError, check_int, flag_name, printable, quoted
 from ..explain.records import PromptExplained
 from ..report.explained import FLOW_HEAD, largest, shown
 from .console import check_place, print_json, rich_console, watched, writing_place
-from .parsing import Parser
+from .parsing import Parser, is_given
 
 TAKEN = (
     "out",
@@ -124,7 +124,8 @@ def command(options: argparse.Namespace, texts: list[Any], default: Callable[[st
     for begin in range(0, len(texts), options.batch_size):
         batch = slice(begin, begin + options.batch_size)
         own = None if images is None else images[batch]
-        for text, found in zip(texts[batch], whole(generator.stream(own, prompts[batch], sampling), len(texts[batch]))):
+        pieces = generator.stream(own, prompts[batch], sampling, first=begin)
+        for text, found in zip(texts[batch], whole(pieces, len(texts[batch]))):
             print_json({"text": text, "generated": found}, indent=None)
     return 0
 
@@ -173,7 +174,7 @@ def _check_explanation(options: argparse.Namespace, new_tokens: int) -> None:
     """new_tokens: the most that are generated."""
     if options.explain is None:
         for name in ("json", "allow_pickle", "token", "merge_layers"):
-            if getattr(options, name) not in (None, False):
+            if is_given(getattr(options, name)):
                 raise InputError(f"{flag_name(name)} goes with --explain MODEL_DIR; add that, or leave it out")
         return
     if options.token is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, flag_name, printable
 from .console import counting_rows, print_path
+from .parsing import is_given
 
 if TYPE_CHECKING:
     from ..integrations.ray import PartResult
@@ -56,7 +57,7 @@ def check_ray_options(options: argparse.Namespace) -> None:
             if isinstance(place, str):
                 raise InputError(f"{typed}: got {place}; URIs go with --ray")
         return
-    if given := [name for name in _NOT_WITH_RAY if getattr(options, name) not in (None, False)]:
+    if given := [name for name in _NOT_WITH_RAY if is_given(getattr(options, name))]:
         raise InputError(f"{flag_name(given[0])} does not go with --ray, which answers --file; leave one of them out")
     if options.out_file is None:
         raise InputError("--ray: say --out DIR, where the answers go")
@@ -70,7 +71,7 @@ def windows(options: argparse.Namespace) -> dict[str, int] | None:
 def zero_shot(options: argparse.Namespace) -> dict[str, Any]:
     """Return what is asked of labels of the caller's own: arguments of `zero_shot`."""
     given = {name: getattr(options, name) for name in ZERO_SHOT}
-    return {name: value for name, value in given.items() if value not in (None, False)}
+    return {name: value for name, value in given.items() if is_given(value)}
 
 
 def add_labels(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..contract import HEAD_IMAGES, HEAD_TEXT
 from ..errors import InputError, quoted
 from .parsing import Parser
 
@@ -138,3 +139,18 @@ def read(options: argparse.Namespace) -> Iterable[Text]:
     if len(options.text_pair) != len(options.text):
         raise InputError(f"--text-pair: got {len(options.text_pair)} for {len(options.text)} texts; give one for each")
     return list(zip(options.text, options.text_pair))
+
+
+def head_of(options: argparse.Namespace) -> str:
+    """Return what OUT answers with; "" where it has no manifest that can be read, which is for others to judge."""
+    from ..artifacts.hub import located
+    from ..artifacts.manifest import read_manifest
+
+    place = located(options.out)
+    try:
+        head = str(read_manifest(Path(place)).checkpoint.get("head", ""))
+    except InputError:
+        return ""
+    if head in (HEAD_IMAGES, HEAD_TEXT):  # their readers take directories alone
+        options.out = str(place)
+    return head

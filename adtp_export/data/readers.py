@@ -87,7 +87,12 @@ def opened(path: Path, accepted: str) -> Iterator[IO[str]]:
             yield stream
     except FileNotFoundError as error:
         raise InputError(f"{path}: there is no such file; type the path of a {accepted} file") from error
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+    except csv.Error as error:
+        raise InputError(
+            f"{path}: cannot be read as a table ({ellipsize(str(error))}); a field that begins with a quote ends with one, and quotes in "
+            "it are doubled"
+        ) from error
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read as UTF-8 text ({ellipsize(str(error))})") from error
 
 
@@ -109,11 +114,12 @@ def _parse(
             raise InputError(f"{path}: a .txt file has no labels; accepted are .tsv, .csv and .jsonl, each also .gz")
         yield from ((line.rstrip("\r\n"), None) for line in lines.rows() if line.strip())
         return
-    rows = json_rows(stream, path) if kind == ".jsonl" else _table_rows(lines, kind)
+    table = None if kind == ".jsonl" else _table(lines, kind)
+    rows = json_rows(stream, path) if table is None else lines.rows(table)
     first = next(rows, None)
     if first is None:
         return
-    present = [name for name in first if name is not None]
+    present = list(first if table is None else table.fieldnames or ())
     try:
         columns = choose_columns(present, path, column)
         if label_column is not None:
@@ -186,6 +192,12 @@ def check_label_column(present: list[str], source: Path | str, column: str) -> N
         raise InputError(
             f"{source}: no label column {quoted(column)}; it has {ellipsize(', '.join(present))}{did_you_mean(column, present)}"
         )
+    _check_alone(present, source, column)
+
+
+def _check_alone(present: list[str], source: Path | str, name: str) -> None:
+    if (count := present.count(name)) > 1:
+        raise InputError(f"{source}: {count} columns are called {quoted(name)}; give each a name of its own")
 
 
 def is_label(value: object) -> bool:
@@ -195,10 +207,10 @@ def is_label(value: object) -> bool:
     return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
 
 
-def _table_rows(lines: Lines, kind: str) -> Iterator[Mapping[str, Any]]:
+def _table(lines: Lines, kind: str) -> csv.DictReader[str]:
     csv.field_size_limit(MAX_ROW)
     tabs: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    return lines.rows(csv.DictReader(lines, **(tabs if kind == ".tsv" else {})))
+    return csv.DictReader(lines, **(tabs if kind == ".tsv" else {"strict": True}))
 
 
 def json_rows(stream: IO[str], path: Path) -> Iterator[Mapping[str, Any]]:
@@ -225,18 +237,19 @@ def choose_columns(present: list[str], source: Path | str, column: str | None) -
         InputError: no such column, or no usual one; `source` is named in the message.
     """
     if column is None:
-        for names in _DEFAULT_COLUMNS:
-            if all(name in present for name in names):
-                return names
-        raise InputError(
-            f"{source}: which column holds the text? It has {ellipsize(', '.join(present))}; say --text-column NAME"
-        )
+        usual = next((names for names in _DEFAULT_COLUMNS if all(name in present for name in names)), None)
+        if usual is None:
+            raise InputError(
+                f"{source}: which column holds the text? It has {ellipsize(', '.join(present))}; say --text-column NAME"
+            )
+        column = ",".join(usual)
     names = tuple(name.strip() for name in column.split(","))
     for name in names:
         if name not in present:
             raise InputError(
                 f"{source}: no column {quoted(name)}; it has {ellipsize(', '.join(present))}{did_you_mean(name, present)}"
             )
+        _check_alone(present, source, name)
     if len(names) > 2:
         raise InputError(
             f"--text-column: got {quoted(column)}; accepted is one name, or two with a comma for sentence pairs"

@@ -79,7 +79,7 @@ class Generator:
 
     def __init__(self, directory: str | os.PathLike[str], threads: int = 0, target: str | None = None) -> None:
         check_arguments(directory, target, threads)
-        self.directory = Path(directory)
+        self.directory = Path(directory).absolute()
         self.manifest = read_manifest(self.directory)
         if self.manifest.checkpoint.get("head") != HEAD_TEXT:
             raise InputError(
@@ -99,6 +99,9 @@ class Generator:
             ) from error
         self._embed, self._prefill, self._step = map(self._engine, (EMBED_MODEL, PREFILL_MODEL, STEP_MODEL))
         self._vision = self._engine(VISION_MODEL) if self.image_token is not None else None
+        # All of it now: another export may put other files there later.
+        self._tokenizer = self._read_tokenizer() if "tokenizer.json" in self.manifest.files else None
+        self._chat = read_chat(self._find, parts=self.image_token is not None)
 
     def _chosen(self, name: str | None) -> tuple[bool, dict[str, str]]:
         """Return whether a target runs with our operators, and the file that it has of each part."""
@@ -118,11 +121,14 @@ class Generator:
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises InputError where the directory has none."""
-        name = "tokenizer.json"
-        if name not in self.manifest.files:
+        if self._tokenizer is None:
             raise InputError(
-                f"{self.directory} has no {name}; put it beside the checkpoint and export again, or give token ids"
+                f"{self.directory} has no tokenizer.json; put it beside the checkpoint and export again, or give token ids"
             )
+        return self._tokenizer
+
+    def _read_tokenizer(self) -> Tokenizer:
+        name = "tokenizer.json"
         try:
             tokenizer = Tokenizer.from_file(str(checked_file(self.directory, self.manifest, name)))
         except Exception as error:  # tokenizers raises bare Exception
@@ -138,7 +144,7 @@ class Generator:
             return []
         if self.image_token is None:
             raise InputError(f"{self.directory} holds a model that reads text alone; leave the images out")
-        settings, marker = self._picture_settings(), self._marker()
+        settings, marker = self._picture_settings, self._marker()
         return [prepared(read_picture(picture), settings, self._layout, self._side, marker) for picture in pictures]
 
     def features(self, pictures: Iterable[Prepared]) -> list[np.ndarray]:
@@ -154,12 +160,12 @@ class Generator:
 
     def _marker(self) -> str:
         """Return the image token as text; where there is no tokenizer, prompts are ids, and nothing is written."""
-        has_tokenizer = "tokenizer.json" in self.manifest.files
-        marker: str | None = self.tokenizer.id_to_token(self.image_token) if has_tokenizer else ""
+        marker: str | None = self._tokenizer.id_to_token(self.image_token) if self._tokenizer is not None else ""
         if marker is None:
             raise InputError(f"{self.directory}: tokenizer.json does not have the image token {self.image_token}")
         return marker
 
+    @functools.cached_property
     def _picture_settings(self) -> Mapping[str, Any]:
         return read_settings(self._find, self.directory, " and export again")
 
@@ -171,12 +177,14 @@ class Generator:
         prompts: Sequence[Sequence[int]],
         features: Iterable[np.ndarray] | None = None,
         sampling: Sampling | None = None,
+        first: int = 0,
     ) -> Iterator[list[int | None]]:
         """Generate: yield the next token of each prompt, None for those that have ended.
 
         Args:
             prompts: token ids; features go where the image token stands.
             features: as `features` gives them, one for each image token of the prompts, in order.
+            first: number of the first prompt among all that are to be drawn apart, in several calls.
 
         Raises:
             InputError: a prompt is empty or too long, has ids that the model does not know, or pictures and image tokens do not agree.
@@ -184,7 +192,7 @@ class Generator:
         sampling = sampling or Sampling()
         answer: Mapping[str, Any] = self._prefill.run(self._read(prompts, features, sampling.max_new_tokens))
         past = after_prefill(answer)
-        random = np.random.default_rng(sampling.seed)
+        random = sampling.generators(len(prompts), first)
         ended = np.zeros(len(prompts), dtype=bool)
         for number in range(sampling.max_new_tokens):
             chosen = sampling.choose(answer[LOGITS], random)
@@ -262,15 +270,14 @@ class Generator:
         positions = positions_of([*sizes, len(text) - begin]) if self._whole else np.arange(len(ids))
         return np.concatenate(parts), np.repeat([*is_part, False], [len(part) for part in parts]), positions
 
-    @functools.cached_property
+    @property
     def chat(self) -> Chat:
         """The chat template; raises InputError where the directory has none."""
-        found = read_chat(self._find, parts=self.image_token is not None)
-        if found is None:
+        if self._chat is None:
             raise InputError(
                 f"{self.directory} has no chat template; write prompts out as text, or put {FILE} beside the checkpoint and export again"
             )
-        return found
+        return self._chat
 
     def prompt(self, text: Prompt, picture: Prepared | None, tokenizer: Tokenizer) -> list[int]:
         """Turn a prompt into ids; the image token is written in it where the image goes, and there once for each part of the image.
@@ -302,9 +309,10 @@ class Generator:
         )
 
     def stream(
-        self, images: Sequence[object] | None, texts: Sequence[Prompt], sampling: Sampling | None = None
+        self, images: Sequence[object] | None, texts: Sequence[Prompt], sampling: Sampling | None = None, first: int = 0
     ) -> Iterator[list[str]]:
-        """Generate as `generate` does; yield what each text goes on with, an empty string where that is nothing yet."""
+        """Generate as `generate` does; yield what each text goes on with, an empty string where that is nothing yet.
+        first: as in `tokens`."""
         for name, value in (("images", images), ("texts", texts)):
             if isinstance(value, (str, bytes, os.PathLike, Mapping)):
                 raise InputError(
@@ -323,7 +331,7 @@ class Generator:
         features = self.features([each for each in ready if each]) if any(ready) else None
         found: list[list[int]] = [[] for _ in texts]
         told = [""] * len(texts)
-        for tokens in self.tokens(prompts, features, sampling):
+        for tokens in self.tokens(prompts, features, sampling, first):
             for own, token in zip(found, tokens):
                 own += [] if token is None else [token]
             whole = [tokenizer.decode(own) for own in found]

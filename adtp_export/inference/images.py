@@ -9,7 +9,7 @@ import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class ImageEncoder:
 
     def __init__(self, directory: str | os.PathLike[str], threads: int = 0, target: str | None = None) -> None:
         check_arguments(directory, target, threads)
-        self.directory = Path(directory)
+        self.directory = Path(directory).absolute()
         self.manifest = read_manifest(self.directory)
         if self.manifest.checkpoint.get("head") != HEAD_IMAGES:
             raise InputError(
@@ -117,8 +117,7 @@ class ImageEncoder:
             )
         if isinstance(images, Mapping) or not hasattr(images, "__getitem__"):
             raise InputError(f"images: got {type(images).__name__}; accepted is a list of pictures")
-        find = functools.partial(find_file, self.directory, self.manifest)
-        settings = read_settings(find, self.directory, " and export again")
+        settings = self._settings
         for begin in range(0, len(images), batch_size):
             pictures = [
                 pixel_values(read_picture(each), settings, self._side) for each in images[begin : begin + batch_size]
@@ -126,6 +125,11 @@ class ImageEncoder:
             found = self._engine.run({PIXEL_VALUES: np.stack(pictures)})
             kept = Kept(found[IMAGE_FEATURES], found[IMAGE_KEPT]) if self.kept_tokens else None
             yield found[IMAGE_EMBEDS], kept
+
+    @functools.cached_property
+    def _settings(self) -> Mapping[str, Any]:
+        find = functools.partial(find_file, self.directory, self.manifest)
+        return read_settings(find, self.directory, " and export again")
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

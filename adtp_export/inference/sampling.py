@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,14 +31,18 @@ class Sampling:
         if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise InputError(f"top_p: got {quoted(self.top_p)}; accepted are numbers above 0, to 1")
 
-    def choose(self, logits: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Choose a token of each row of ``(B, V)``."""
+    def generators(self, prompts: int, first: int = 0) -> list[np.random.Generator]:
+        """Return what draws for each prompt. It depends on the seed and the prompt's number alone, which is `first` for the first one."""
+        return [np.random.default_rng([self.seed, number]) for number in range(first, first + prompts)]
+
+    def choose(self, logits: np.ndarray, generators: Sequence[np.random.Generator]) -> np.ndarray:
+        """Choose a token of each row of ``(B, V)``, by a generator of its own."""
         if self.temperature == 0:
             return logits.argmax(1)
         # The greatest is 0, so that no temperature makes two of them infinite.
         with np.errstate(over="ignore"):
             scaled = (logits - logits.max(1, keepdims=True)).astype(np.float64) / self.temperature
-        return np.array([self._drawn(row, generator) for row in scaled])
+        return np.array([self._drawn(row, generator) for row, generator in zip(scaled, generators, strict=True)])
 
     def _drawn(self, logits: np.ndarray, generator: np.random.Generator) -> int:
         order = np.argsort(-logits, kind="stable")

@@ -51,7 +51,7 @@ class Session:
         here = located(directory)
         lasting = Path(here).absolute() if here is directory else directory  # the name of a repository of the Hub
         self._asked = (lasting, target, threads, prefer, check_hashes)
-        self.directory, self._threads, self._check_hashes = Path(here), threads, check_hashes
+        self.directory, self._threads, self._check_hashes = Path(here).absolute(), threads, check_hashes
         for _ in range(ATTEMPTS):
             self.manifest = read_manifest(self.directory)
             try:

@@ -140,12 +140,12 @@ class TracedGenerator(Generator):
         return self._prepared
 
     def stream(
-        self, images: Sequence[object] | None, texts: Sequence[Prompt], sampling: Sampling | None = None
+        self, images: Sequence[object] | None, texts: Sequence[Prompt], sampling: Sampling | None = None, first: int = 0
     ) -> Iterator[list[str]]:
         self._seconds.clear()
         self._last.clear()
         self._prepared = []
-        return super().stream(images, texts, sampling)
+        return super().stream(images, texts, sampling, first)
 
     def trace(self, prompt: Prompt, answer: str) -> Trace:
         """Say what the last run did, which had this prompt alone."""
@@ -177,7 +177,7 @@ class TracedGenerator(Generator):
         number = len(picture.tiles) if layout == TILES else 1
         places = np.arange(image_tokens) if kept is None else kept[0]
         cells = np.where(places - before < number * side**2, places - before, -1)
-        settings = self._picture_settings()
+        settings = self._picture_settings
         tiles = [denormalized(tile, settings) for tile in picture.tiles[:number]]
         if number > 1 and self._side > SHOWN_SIDE:
             tiles = [resized(tile, SHOWN_SIDE, SHOWN_SIDE) for tile in tiles]

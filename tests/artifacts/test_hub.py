@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import huggingface_hub
@@ -18,6 +19,7 @@ from known_graphs import taking_known_graphs
 
 import adtp_export
 from adtp_export.artifacts.records import Manifest
+from adtp_export.cli.run_texts import head_of
 from adtp_export.contract import LAYOUTS, MODEL, layout_of, layout_path
 from adtp_export.errors import InputError
 from adtp_export.pipeline.bench import bench
@@ -103,7 +105,19 @@ def test_a_repository_holds_the_export_and_answers(pushed, hub, tmp_path, monkey
     assert adtp_export.artifacts.hub.located(Path(REPO)) == Path(REPO)  # a path is no name
     monkeypatch.chdir(tmp_path)
     shutil.copytree(out, tmp_path / REPO)
-    assert adtp_export.load(REPO).directory == Path(REPO)  # what is here wins
+    assert adtp_export.load(REPO).directory == Path(REPO).absolute()  # what is here wins
+
+
+def test_the_command_reads_pictures_and_prompts_from_where_they_were_fetched(pushed, hub, monkeypatch):
+    files = dict(hub.repositories[REPO])
+    manifest = json.loads(files["manifest.json"])
+    manifest["checkpoint"]["head"] = "images"
+    monkeypatch.setitem(hub.repositories, "somebody/tower", {**files, "manifest.json": json.dumps(manifest).encode()})
+    options = Namespace(out="somebody/tower")
+    assert head_of(options) == "images"
+    assert (Path(options.out) / "manifest.json").is_file()
+    options = Namespace(out=REPO)
+    assert (head_of(options), options.out) == ("sequence", REPO)  # which workers elsewhere can fetch, too
 
 
 def test_the_command_asks_the_hub_that_the_environment_names(pushed, hub, tmp_path):

@@ -216,15 +216,15 @@ def test_what_a_killed_run_left_is_cleared_by_the_one_that_goes_on(run, begin):
     assert list(run.parent.iterdir()) == [run]
 
 
-@pytest.mark.parametrize("changed", ["train", "base"])
-def test_a_run_goes_on_with_what_it_was_begun_with(tmp_path, begin, base, reviews, changed):
+@pytest.mark.parametrize("name", ["train.tsv", "base/model.safetensors", "base/tokenizer.json"])
+def test_a_run_goes_on_with_what_it_was_begun_with(tmp_path, begin, base, reviews, name):
     given = {"train": tmp_path / "train.tsv", "base": tmp_path / "base"}
     shutil.copyfile(reviews / "train.tsv", given["train"])
     shutil.copytree(base, given["base"])
     out = tmp_path / "out"
     begin(out, **given)
     begin(out, base=None, train=None, max_tokens=None, resume=True)
-    file = given["train"] if changed == "train" else given["base"] / "model.safetensors"
+    file, changed = tmp_path / name, name.partition("/")[0].removesuffix(".tsv")
     before = file.read_bytes()
     file.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
     with pytest.raises(

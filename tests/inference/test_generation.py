@@ -177,6 +177,10 @@ def test_streams_draws_and_stops(generator, pictures, monkeypatch):
         return whole(generator.stream(pictures, PROMPTS, Sampling(max_new_tokens=6, **asked)), 2)
 
     assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
+    asked = Sampling(max_new_tokens=6, temperature=2.0)
+    together = whole(generator.stream(None, ["w1 w2"] * 3, asked), 3)
+    assert len(set(together)) == 3  # equal prompts, drawn apart; in several calls, too
+    assert together == [whole(generator.stream(None, ["w1 w2"], asked, first=i), 1)[0] for i in range(3)]
     assert drawn(top_p=1e-9) == drawn(temperature=5e-324) == greedy
     monkeypatch.setattr(generator, "stop", frozenset([int(greedy[0].split()[1][1:])]))
     ended = whole(generator.stream(pictures, PROMPTS, Sampling(max_new_tokens=6)), 2)
@@ -241,7 +245,7 @@ def test_text_that_ends_within_a_character_is_told(generator, monkeypatch):
         def id_to_token(self, token):
             return "<image>"
 
-    monkeypatch.setattr(Generator, "tokenizer", Bytes())
+    monkeypatch.setattr(generator, "_tokenizer", Bytes())
     (found,) = whole(generator.stream(None, ["w1 w7"], Sampling(max_new_tokens=3)), 1)
     assert found.count(".") == 2
     assert found.endswith("\ufffd")
@@ -258,6 +262,7 @@ def test_text_that_ends_within_a_character_is_told(generator, monkeypatch):
 def test_settings_are_found(generator, pictures, files, tmp_path, monkeypatch):
     for name, fields in files.items():
         (tmp_path / name).write_text(json.dumps(fields))
+    vars(generator).pop("_picture_settings", None)  # those that were read already
     monkeypatch.setattr(generator, "manifest", SimpleNamespace(files=list(files)))
     monkeypatch.setattr(checks, "checked_file", lambda directory, manifest, name: tmp_path / name)
     with pytest.raises(InputError, match="got resample 7"):

@@ -42,6 +42,10 @@ def test_a_copy_is_opened_with_the_same_arguments(deployment, exported):
     assert len(pickle.dumps(deployment)) < 1000  # no weights
 
 
+def test_what_is_opened_by_a_relative_path_reads_on_wherever_the_process_goes(deployment):
+    assert deployment.kept(TEXTS[:1])[0].kept  # it opens the debug form
+
+
 def test_a_repository_of_the_hub_stays_one(exported, monkeypatch):
     """It is somewhere else in another machine's cache. `test_hub.py` has one that answers."""
     monkeypatch.setattr(room, "located", lambda directory: exported)

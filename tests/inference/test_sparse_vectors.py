@@ -170,6 +170,14 @@ def test_tables_have_indices_and_values(encode):
         InputError, match="truncate_dim: is for models with the head embedding or hybrid, and this one has sparse"
     ):
         answering.Answering(encode, ScoringConfig(truncate_dim=4), 32, pairs=False)
+    for name, value in {
+        "aggregation": "simple",
+        "top_k": 7,
+        "may_be_none": True,
+        "windows": {"max_tokens": 16},
+    }.items():
+        with pytest.raises(InputError, match=f"{name}: is for models with the head .*, and this one has sparse"):
+            answering.Answering(encode, ScoringConfig(**{name: value}), 32, pairs=False)
 
 
 def test_triton_has_a_text_for_each_vector(splade, encode, tmp_path):

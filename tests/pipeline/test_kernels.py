@@ -10,14 +10,14 @@ from known_graphs import known_graph
 
 from adtp_export.artifacts.records import PLUGIN, ShapeRange
 from adtp_export.contract import ATTENTION, ATTENTION_WINDOW, PLAIN
-from adtp_export.errors import InputError
+from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.graph import program
 from adtp_export.graph.passes import ORT_CUDA, run_passes
 from adtp_export.pipeline.export.capabilities import Capabilities
 from adtp_export.pipeline.export.file_plan import plan_files, plan_targets
 from adtp_export.pipeline.export.options import ExportOptions
 from adtp_export.pipeline.export.request import fit_profile, read_request
-from adtp_export.runtimes import tensorrt
+from adtp_export.runtimes import openvino, tensorrt
 
 VECTORS = {"projections": [[32, 8, False, "none", False]]}
 
@@ -52,6 +52,29 @@ def test_causal_attention_has_kernels_for_some_head_sizes(size, precision, messa
     assert can.kernels is None
     found = can.engine_kernels(("sm_86",), precision)
     assert (found is None) if message is None else (message in found)
+
+
+@pytest.mark.usefixtures("has_rtx")
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_plugin_is_refused_in_the_precisions_without_a_kernel(precision):
+    student = make_decoder("qwen3", "embedding", head_dim=256)
+    made = SimpleNamespace(student=student, max_tokens=student.max_tokens)
+    options = ExportOptions("model", precisions=precision, trt=True, gpu="sm_86", attention="plugin")
+    expected = (
+        contextlib.nullcontext()
+        if precision == "fp16"
+        else pytest.raises(InputError, match="--attention plugin: .*got head size 256; accepted in fp32 are")
+    )
+    request = read_request(options)
+    with expected:
+        fit_profile(request, made, Capabilities(made))
+
+
+def test_openvino_that_is_asked_for_and_not_there_is_no_silence(monkeypatch):
+    monkeypatch.setattr(openvino, "installed", lambda: None)
+    with pytest.raises(MissingDependencyError, match="--openvino: it is not installed; type: pip install 'adtp-export\\[openvino\\]'"):
+        read_request(ExportOptions("model", openvino=True))
+    assert read_request(ExportOptions("model", openvino=True, skip_parity_check=True)).options.openvino
 
 
 def test_tokens_that_only_query_take_the_kernels_of_grouped_attention():

@@ -6,7 +6,15 @@ from known_graphs import taking_known_graphs
 
 import adtp_export
 from adtp_export.contract import BF16_LINEAR, DOMAIN, INT8_LINEAR, PRUNERS
+from adtp_export.errors import InputError
 
+NOTHING = """
+target = "linear"
+format = "int8"
+base = "fp32"
+activations = "per-token"
+exclude = ["*"]
+"""
 TARGETS = {
     precision: {f"onnxruntime-cpu-{precision}-linear", f"onnxruntime-cpu-{precision}-linear-plugin"}
     for precision in ("bf16", "int8")
@@ -45,6 +53,14 @@ def test_pruners_stay_in_fp32(exported, precision, operator):
     pruners = [tensor for tensor in graph.initializer if tensor.name.startswith(PRUNERS)]
     assert pruners
     assert {tensor.data_type for tensor in pruners} <= {onnx.TensorProto.FLOAT, onnx.TensorProto.INT64}
+
+
+def test_a_recipe_that_leaves_nothing_to_quantize_is_refused(small, tmp_path):
+    recipe = tmp_path / "none.toml"
+    recipe.write_text(NOTHING)
+    with pytest.raises(InputError, match="recipe none: it excludes every matrix product"):
+        adtp_export.export(small, tmp_path / "out", precisions="int8", recipes=[recipe], skip_parity_check=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["none.toml"]
 
 
 @pytest.mark.usefixtures("with_operators")

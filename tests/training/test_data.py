@@ -93,6 +93,10 @@ def test_a_data_set_by_name(tmp_path):
         ("a.jsonl", '{"text": "x", "label": NaN}\n', "row 1 has no label"),
         ("a.jsonl", '{"text": "x", "label": ["a"]}\n', "row 1 has no label"),
         ("a.csv", "sentence,label\nhello, world,1\n", "row 1 has more fields than the header"),
+        ("a.csv", 'sentence,label\ngood,1\n"bad film,0\nfine,1\n', "cannot be read as a table .*ends with one"),
+        ("a.csv", 'sentence,label\n"good" film,1\n', "cannot be read as a table"),
+        ("a.csv", "sentence,sentence,label\na,b,1\n", "2 columns are called 'sentence'; give each a name of its own"),
+        ("a.tsv", "label\tsentence\tlabel\n1\ta\t0\n", "2 columns are called 'label'"),
     ],
 )
 def test_files_without_labels(tmp_path, name, content, message):

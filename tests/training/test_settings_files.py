@@ -34,6 +34,15 @@ def test_bombs(tmp_path, text, message):
     assert len(str(raised.value)) < 600
 
 
+def test_yes_and_no_are_text_where_text_is_wanted_and_no_numbers(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("mixed_precision: no\n")
+    assert read_settings(path) == {"mixed_precision": "no"}
+    path.write_text("batch_size: yes\n")
+    with pytest.raises(InputError, match="batch_size: got True; accepted is an integer"):
+        read_settings(path)
+
+
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "settings.yaml")
     with pytest.raises(InputError, match="it is a pipe; accepted is a file"):

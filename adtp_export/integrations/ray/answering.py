@@ -31,13 +31,17 @@ MAX_ROWS, MAX_CHARACTERS = 8192, 1 << 22
 _PART = {"text": pyarrow.string(), "start": pyarrow.int64(), "end": pyarrow.int64(), "score": pyarrow.float64()}
 _PARTS = pyarrow.list_(pyarrow.struct(list(_PART.items())))
 _ENTITIES = pyarrow.list_(pyarrow.struct([("label", pyarrow.string()), *_PART.items()]))
-_OF_VECTORS = {
+_FOR_HEADS = {
     "prompt_name": (*VECTORS, HEAD_VECTORS),
     "prompt": (*VECTORS, HEAD_VECTORS),
     "truncate_dim": (HEAD_EMBEDDING, HEAD_HYBRID),
     "max_active_dims": (HEAD_SPARSE,),
+    "aggregation": (HEAD_TOKENS,),
+    "top_k": (HEAD_SPANS,),
+    "may_be_none": (HEAD_SPANS,),
+    "windows": (HEAD_SPANS,),
 }
-"""What is asked of vectors, and the heads that give such."""
+"""What is asked for beyond the defaults of `ScoringConfig`, and the heads that have such."""
 
 
 class Answering:
@@ -104,7 +108,7 @@ class Answering:
             raise InputError(
                 f"{self._of.directory.name} fills in masked tokens, and there is no column for that; type: adtp-run OUT --file FILE"
             )
-        self._check_vectors()
+        self._check_asked()
         shared: dict[str, Any] = {"prompt_name": asked.prompt_name, "prompt": asked.prompt, "batch_size": self._size}
         if self._of.head == HEAD_EMBEDDING:
             return self._of.encode(texts, **shared, truncate_dim=asked.truncate_dim)  # type: ignore[arg-type]
@@ -123,10 +127,10 @@ class Answering:
             windows=asked.windows,
         )
 
-    def _check_vectors(self) -> None:
-        """Raises InputError for what is said of vectors where the model gives none of that kind."""
-        for name, heads in _OF_VECTORS.items():
-            if getattr(self._asked, name) is not None and self._of.head not in heads:
+    def _check_asked(self) -> None:
+        """Raises InputError for what is asked of another head."""
+        for name, heads in _FOR_HEADS.items():
+            if getattr(self._asked, name) != getattr(ScoringConfig, name) and self._of.head not in heads:
                 raise InputError(
                     f"{name}: is for models with the head {' or '.join(heads)}, and this one has {self._of.head}"
                 )

@@ -89,10 +89,15 @@ def quantize(
         oracle: that it loses them against; without one all that the recipe says are quantized.
 
     Raises:
+        InputError: the recipe leaves nothing to quantize.
         VerificationError: it loses more as long as anything is quantized.
     """
     key, student = f"{recipe.target}.{recipe.format}", run.checkpoint.student
     plan = make_quantization_plan(recipe, student, calibration.seen)
+    if not plan.scales:
+        raise InputError(
+            f"recipe {recipe.name}: it excludes every matrix product, so nothing is quantized; leave some in"
+        )
     costs: Sequence[Cost] = ()
     if calibration.batches:
         with run.steps.step(f"sensitivity_{key}_s", f"quantizing one product at a time ({recipe.name})") as progress:
@@ -123,10 +128,6 @@ def _hold_accuracy(
 ) -> tuple[QuantizationPlan, OracleRun]:
     """Return the plan that leaves out as little as holds the limit, and the oracle of its precision."""
     format = plan.recipe.format
-    if not costs:
-        raise InputError(
-            f"recipe {plan.recipe.name}: it excludes every matrix product, so nothing is quantized; leave some in"
-        )
     for left_out in range(0, len(costs), max(1, int(len(costs) * FALLBACK_SHARE))):
         tried = plan.without([cost.product for cost in costs[:left_out]])
         text = f"simulating {plan.recipe.name} in PyTorch, {len(tried.scales)} of {len(costs)} products quantized"

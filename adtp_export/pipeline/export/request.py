@@ -85,6 +85,10 @@ def read_request(options: ExportOptions) -> Request:
         raise MissingDependencyError(
             "verification needs a runtime, and none is installed; type: pip install 'adtp-export[cpu]', or add --skip-parity-check"
         )
+    if options.openvino and not options.skip_parity_check and not openvino.installed():
+        raise MissingDependencyError(
+            "--openvino: it is not installed; type: pip install 'adtp-export[openvino]', or leave --openvino out"
+        )
     column, drop = options.text_column, options.max_accuracy_drop
     calibration = TextSource(Path(options.calibration_data), column) if options.calibration_data else None
     targets = (ORT_CPU if calibration else LINEAR, *(("trt", "rtx") if engines else ()))
@@ -117,6 +121,12 @@ def _engines(options: ExportOptions, precisions: tuple[str, ...]) -> EngineReque
     return EngineRequest(flavor=flavor, gpus=gpus, groups=groups)
 
 
+def _kernel_obstacle(engines: EngineRequest, can: Capabilities) -> str | None:
+    """Say why the plugin has no kernel for one of the engines; None where it has all."""
+    asked = ((precision, gpu) for precision, groups in engines.groups.items() for group in groups for gpu in group)
+    return next(filter(None, (can.engine_kernels([gpu], precision) for precision, gpu in asked)), None)
+
+
 def fit_profile(request: Request, checkpoint: Checkpoint, can: Capabilities) -> dict[str, ShapeRange]:
     """Return the ranges of the axes "batch" and "seq", and refuse what this model cannot have.
 
@@ -133,7 +143,7 @@ def fit_profile(request: Request, checkpoint: Checkpoint, can: Capabilities) -> 
         tensorrt.check_profile(profile)
         if obstacle := can.engines:
             raise InputError(f"--trt: {obstacle}; leave it out")
-        if options.attention == PLUGIN and (obstacle := can.engine_kernels(engines.gpus)):
+        if options.attention == PLUGIN and (obstacle := _kernel_obstacle(engines, can)):
             raise InputError(f"--attention plugin: {obstacle}")
     if request.operators_needed and (obstacle := can.operators):
         raise MissingDependencyError(f"--attention plugin: {obstacle}")

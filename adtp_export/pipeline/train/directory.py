@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...artifacts.checks import contents
 from ...artifacts.directory import OutputDirectory, clear_leftovers, foreign, held_by, recover, writing
-from ...artifacts.records import contents
 from ...errors import InputError
 from ...io import flush, flush_alone, read_json, written_whole
 from ...training.settings import TrainOptions, as_yaml, read_settings
@@ -116,7 +116,7 @@ def begin(out: Path, settings: TrainOptions, force: bool) -> Path | None:
 
 def _inputs(settings: TrainOptions) -> dict[str, str]:
     """Hash the data and the model that settings name, as far as they are files."""
-    return contents({name: getattr(settings, name) for name in ("train", "dev", "test", "base", "teacher")})
+    return contents({name: getattr(settings, name) for name in ("train", "dev", "test", "data", "base", "teacher")})
 
 
 def check_inputs(out: Path, settings: TrainOptions) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ...artifacts.checks import contents
 from ...artifacts.directory import OutputDirectory, alone_in, foreign, remove, writing
-from ...artifacts.records import contents
 from ...errors import InputError
 from ...io import flush_alone, read_json, written_whole
 from .options import GOAL, TuneOptions

@@ -266,6 +266,7 @@ def test_settings_are_those_of_the_first_run(has_ray, exported, tmp_path):
         (["--ray", "--text", "a"], "--text does not go with --ray"),
         (["--ray", "--file", "x.parquet"], "say --out DIR"),
         (["--ray", "--file", "x.parquet", "--out", "o", "--kept"], "--kept does not go with --ray"),
+        (["--ray", "--file", "x.parquet", "--out", "o", "--seed", "0"], "--seed is for models that generate text"),
         (["--text", "a", "--keep", "id"], "--keep goes with --ray"),
         (["--file", "s3://bucket/x.parquet"], "URIs go with --ray"),
         (["--ray", "--file", "none/*.parquet", "--out", "o"], "none/*.parquet: no file matches"),
