@@ -44,7 +44,8 @@ def attend(
     **more: Any,
 ) -> tuple[Tensor, None]:
     """Attend as transformers' `sdpa_attention_forward` does, which is called wherever nothing drops out on a CPU."""
-    causal = attention_mask is None and (more.get("is_causal") or getattr(module, "is_causal", True))
+    said = more.get("is_causal")
+    causal = attention_mask is None and (getattr(module, "is_causal", True) if said is None else said)
     other = more.get("position_bias") is not None or more.get("cache") is not None or query.shape[1] != key.shape[1]
     if not dropout or query.device.type != "cpu" or causal or other:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)

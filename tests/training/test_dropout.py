@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+from conftest import TINY_BERT, make_batch
+from transformers import BertConfig, BertForSequenceClassification
 
+from adtp_export.training import dropout as room
 from adtp_export.training.dropout import LEVELS, weighted
 
 
@@ -32,3 +35,54 @@ def test_attention_drops_probabilities_at_their_rate_and_its_gradients_are_those
     torch.rand(3, 4, 37, 37, dtype=torch.float64)
     assert torch.equal(weighted(probabilities, v, rate), left)
     assert torch.equal(weighted(probabilities, v, 0.0), probabilities)
+
+
+@pytest.fixture
+def teacher():
+    """A classifier whose attention alone drops anything."""
+    torch.manual_seed(0)
+    fields = {**TINY_BERT, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.5}
+    return BertForSequenceClassification(BertConfig(**fields)).double().train()
+
+
+@pytest.mark.parametrize("lengths", [[9, 4, 6], [9, 9, 9]], ids=["padded", "of one length"])
+def test_a_teacher_attends_as_usual_to_what_is_left(teacher, monkeypatch, lengths):
+    batch, calls = make_batch(lengths, max(lengths)), []
+
+    def nothing_dropped(probabilities, v, rate):
+        calls.append(rate)
+        return probabilities @ v
+
+    with monkeypatch.context() as patch, room.quick(teacher):
+        patch.setattr(room, "weighted", nothing_dropped)
+        found = teacher(**batch).logits
+    assert calls == [0.5] * teacher.config.num_hidden_layers
+    torch.testing.assert_close(found, teacher.eval()(**batch).logits)
+
+
+def test_a_teacher_drops_in_training_alone_and_is_left_as_it_was(teacher):
+    batch = make_batch([9, 4, 6], 9)
+    expected = teacher.eval()(**batch).logits
+    with room.quick(teacher):
+        assert torch.equal(teacher(**batch).logits, expected)
+        first, second = (teacher.train()(**batch).logits for _ in range(2))
+        assert not torch.equal(first, second)
+        first.sum().backward()
+    assert teacher.config._attn_implementation == room.SDPA
+    assert all(weight.grad is not None for name, weight in teacher.named_parameters() if "attention" in name)
+    assert torch.equal(teacher.eval()(**batch).logits, expected)
+
+
+def test_what_is_no_plain_attention_is_left_to_transformers(monkeypatch):
+    """Causal attention without a mask, fewer heads of keys than of queries, and whatever has a bias by position."""
+    asked = []
+    monkeypatch.setattr(room, "sdpa_attention_forward", lambda *given, **more: asked.append(more))
+    states = torch.rand(2, 4, 5, 8)
+    module = torch.nn.Module()
+    room.attend(module, states, states, states, None, dropout=0.1)
+    room.attend(module, states, states[:, :2], states[:, :2], torch.ones(2, 1, 5, 5, dtype=torch.bool), dropout=0.1)
+    room.attend(module, states, states, states, None, dropout=0.1, is_causal=False, position_bias=states)
+    assert len(asked) == 3
+    module.is_causal = False
+    assert room.attend(module, states, states, states, None, dropout=0.1)[0].shape == (2, 5, 4, 8)
+    assert len(asked) == 3
