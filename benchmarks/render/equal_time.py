@@ -52,11 +52,13 @@ Key = tuple[str, int, int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Students:
-    """All students of a data set and a size of the runs. groups: of overlapping test rows. row: any, for what it was run on."""
+    """All students of a data set and a size of the runs. groups: of overlapping test rows. row: any, for what it was run on.
+    teacher: its accuracy by seed; one that was trained again may have another."""
 
     arms: Mapping[Key, Arm]
     groups: list[int]
     row: Row
+    teacher: Mapping[int, float]
 
     @classmethod
     def read(cls, folder: Path, dataset: str, size: str) -> Students:
@@ -87,7 +89,19 @@ class Students:
             )
             for key in dict.fromkeys(tuple(place[:4]) for place in right)
         }
-        return cls(arms=arms, groups=rows["groups"], row=trained[0])
+        by_seed = {row["seed"]: row["teacher_accuracy"] for row in trained}
+        return cls(arms=arms, groups=rows["groups"], row=trained[0], teacher=by_seed)
+
+    @property
+    def teachers(self) -> str:
+        """Tell the accuracy of the teacher; where it was trained again for later seeds, of which seeds each was."""
+        seeds: dict[float, list[str]] = {}
+        for seed, accuracy in sorted(self.teacher.items()):
+            seeds.setdefault(accuracy, []).append(str(seed))
+        if len(seeds) == 1:
+            return f"teacher {next(iter(seeds)):.1%}"
+        told = (f"{share:.1%} (seed {' and '.join(own)})" for share, own in seeds.items())
+        return f"teachers {', '.join(told)}"
 
     def find(self, arm: str, at: int, batch: int, precision: str = FP32) -> Arm | None:
         """Return students; those with fewer layers serve for all sizes of batches."""
@@ -142,7 +156,7 @@ def differences(folder: Path, dataset: str, size: str) -> str:
     sizes = ", ".join(f"{row['rows'][part]:,} {part}" for part in ("train", "dev", "test"))
     told = (
         f"{_named(size)}{DATASETS[dataset]}, {row['tokens']:.0f} tokens in the mean; rows: {sizes}, the last in "
-        f"{len(set(students.groups)):,} groups; teacher {row['teacher_accuracy']:.1%}. Intervals of 95% over groups and seeds; with one "
+        f"{len(set(students.groups)):,} groups; {students.teachers}. Intervals of 95% over groups and seeds; with one "
         "seed they do not know how far seeds lie apart. p: of no difference, adjusted by Holm for all rows of this table. "
         f"{ran(row)}."
     )
