@@ -70,8 +70,9 @@ def front(record: dict[str, Any]) -> str:
     told = (
         f"`{record['command']}`: BERT-base's width; the student has {LAYERS} layers, all others {FULL}. It computes in fp32, and so does "
         f"BERT as usually exported: PyTorch's ONNX export, with padding, in ONNX Runtime. Retention {record['retention']}. Each contender "
-        f"is timed right after an untimed run of the same batch; ± is a 95% interval. 1xS is one text of S tokens, BxS B texts of S/4 to S; "
-        f"mixed-32 has 32 texts of 5 to 326. Fewer layers are a gain of the shallower model, not of the export. {place(record)}, "
+        "is timed right after an untimed run of the same batch; ± is a 95% interval. 1xS is one text of S tokens, BxS B texts of S/4 to "
+        "S; mixed-32 has 32 texts of 5 to 326. Fewer layers are a gain of the shallower model, not of the export. "
+        f"{place(record)}, "
         f"ONNX Runtime {record['versions']['onnxruntime']}."
     )
     return "\n\n".join([table(heads, lines), told, f"{_accuracy()} {_on_a_gpu()}"])
