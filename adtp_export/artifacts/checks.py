@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -82,15 +83,27 @@ def checked_model(directory: Path, manifest: Manifest, name: str, check_hashes: 
 
 
 def contents(places: Mapping[str, str | os.PathLike[str] | None]) -> dict[str, str]:
-    """Hash what a run reads, by name: a file, or what a model or data set has in a directory. What is None, or not on this disk, is left
-    out."""
+    """Hash what a run reads, by name: files, models and folders of data. What is None, or not on this disk, is left out.
+
+    Of a folder the name has a "/" behind it.
+    """
     found = {name: Path(place) for name, place in places.items() if place is not None and Path(place).exists()}
-    return {name: sha256(*(_read_in(place) if place.is_dir() else [place])) for name, place in found.items()}
+    return {
+        name + "/" * place.is_dir(): sha256(*(_read_in(place) if place.is_dir() else [place]))
+        for name, place in found.items()
+    }
 
 
-_READ = {".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".parquet", ".arrow", ".jsonl", ".csv", ".tsv"}
-"""Ends of files of models and data sets; a run's own directory may lie beside them."""
+_OF_MODELS = re.compile(
+    r"[^/]*\.(safetensors|bin|model|jinja)|([^/]*config|config_sentence_transformers|modules|tokenizer|vocab|special_tokens_map"
+    r"|added_tokens)\.json|vocab\.txt|merges\.txt|\d+_[A-Za-z]+/(config\.json|model\.safetensors|pytorch_model\.bin)"
+)
+"""Names of what transformers and sentence-transformers read of a model."""
+_OF_DATA = re.compile(r".*\.(parquet|arrow|(jsonl|csv|tsv)(\.gz)?)|[^/]*\.(json|txt)(\.gz)?")
+"""Names of tables. A run's own directory may lie beside them; it has no such below it."""
 
 
 def _read_in(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.iterdir() if path.suffix in _READ and path.is_file())
+    kind = _OF_MODELS if (directory / "config.json").is_file() else _OF_DATA
+    files = ((path.relative_to(directory).as_posix(), path) for path in directory.rglob("*"))
+    return [path for name, path in sorted(files) if kind.fullmatch(name) and path.is_file()]

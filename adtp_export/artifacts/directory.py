@@ -43,6 +43,8 @@ class OutputDirectory:
     """
 
     ADVICE = "add --force to replace it, --update to add targets"
+    WAITS = True
+    """Whether `publish` waits for another run that holds what it is to replace. All hold it for a moment, but for `alone_in`."""
 
     def __init__(
         self,
@@ -130,8 +132,7 @@ class OutputDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         shutil.rmtree(self.work, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
+        self._let_go()
 
     def carry_over(self, manifest: Manifest, but: Iterable[str] = ()) -> None:
         """Copy the files of the directory that is updated to `work`, except those named in `but`; `publish` then replaces it alone.
@@ -158,9 +159,8 @@ class OutputDirectory:
             self._check_place()  # again: somebody may have been here since
         old = self.work.with_name(_OLD.join(self.work.name.rsplit(_WORK, 1)))
         with writing(self.path):
-            lock = _hold_what_is_at(
-                self.path, self.beside
-            )  # or another run would clear it, once it has a name of `work`
+            # Held, or another run takes it for a leftover once it lies where `work` was.
+            lock = _hold_what_is_at(self.path, self.beside, self.WAITS)
             try:
                 self._check_before(self.path)
                 if not self.path.exists():
@@ -179,6 +179,12 @@ class OutputDirectory:
             finally:
                 if lock is not None:
                     os.close(lock)
+                self._let_go()
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _check_before(self, directory: Path) -> None:
         """Refuse to replace what another run has put in place of what was carried over."""
@@ -312,6 +318,10 @@ def clear_leftovers(path: Path, beside: Path | None = None) -> None:
                 os.close(lock)
 
 
+def _taken(out: Path) -> InputError:
+    return InputError(f"--out: another run works in {out}; wait for its end, or give another --out")
+
+
 @contextlib.contextmanager
 def alone_in(out: Path) -> Iterator[None]:
     """Keep other runs out of a directory in a block.
@@ -322,7 +332,7 @@ def alone_in(out: Path) -> Iterator[None]:
     try:
         lock = hold(out)
     except BlockingIOError:
-        raise InputError(f"--out: another run works in {out}; wait for its end, or give another --out") from None
+        raise _taken(out) from None
     try:
         yield
     finally:
@@ -330,18 +340,25 @@ def alone_in(out: Path) -> Iterator[None]:
             os.close(lock)
 
 
-def _hold_what_is_at(path: Path, beside: Path) -> int | None:
-    """Lock the directory at a path, once it is there and no other run has put another one in its place."""
+def _hold_what_is_at(path: Path, beside: Path, wait: bool) -> int | None:
+    """Lock the directory at a path, once it is there and no other run has put another one in its place.
+
+    Raises:
+        InputError: another run holds it, and `wait` is not given.
+    """
     while True:
         try:
-            lock = hold(path, wait=True)
-            if lock is None or os.path.samestat(os.fstat(lock), path.stat()):
-                return lock
+            lock = hold(path, wait)
+        except BlockingIOError:
+            raise _taken(path) from None
         except FileNotFoundError:  # another run is between its two steps
             recover(path, beside)
             if not path.exists():
                 return None
             continue
+        with contextlib.suppress(FileNotFoundError):
+            if lock is None or os.path.samestat(os.fstat(lock), path.stat()):
+                return lock
         os.close(lock)
 
 

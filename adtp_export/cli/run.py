@@ -198,7 +198,8 @@ def command(options: argparse.Namespace) -> int:
     settle(options)
     run_ray.check_ray_options(options)
     if options.ray:
-        run_prompts.refuse(options)
+        if head != HEAD_TEXT:
+            run_prompts.refuse(options)
         return run_ray.command(options)
     texts = read(options)
     if head == HEAD_TEXT:

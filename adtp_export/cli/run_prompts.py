@@ -214,15 +214,15 @@ def _explained(options: argparse.Namespace, prompts: Sequence[Any], texts: Seque
     )
     generator = TracedGenerator(out, options.threads, options.target)  # the models of OUT take longest to open
     tokenizer = generator.tokenizer
-    for text, prompt in zip(texts, prompts):
+    for number, (text, prompt) in enumerate(zip(texts, prompts)):
         ids = generator.prompt(prompt, None, tokenizer)
-        found = [token for (token,) in generator.tokens([ids], None, sampling) if token is not None]
-        number = _chosen(options.token, len(found), text)
-        read, answer = [*ids, *found[:number]], tokenizer.decode(found)
+        found = [token for (token,) in generator.tokens([ids], None, sampling, first=number) if token is not None]
+        place = _chosen(options.token, len(found), text)
+        read, answer = [*ids, *found[:place]], tokenizer.decode(found)
         explained = PromptExplained(
             tokens=tuple(readable(tokenizer, read)),
             prompt=len(ids),
-            token=readable(tokenizer, found[number : number + 1])[0] if found else "",
+            token=readable(tokenizer, found[place : place + 1])[0] if found else "",
             flow=tuple(flow(read).tolist()),
             merge_layers=options.merge_layers,
         )

@@ -99,7 +99,7 @@ class Generator:
             ) from error
         self._embed, self._prefill, self._step = map(self._engine, (EMBED_MODEL, PREFILL_MODEL, STEP_MODEL))
         self._vision = self._engine(VISION_MODEL) if self.image_token is not None else None
-        # All of it now: another export may put other files there later.
+        # Now, as another export may put other files there later.
         self._tokenizer = self._read_tokenizer() if "tokenizer.json" in self.manifest.files else None
         self._chat = read_chat(self._find, parts=self.image_token is not None)
 

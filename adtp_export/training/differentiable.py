@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 from ..model.backbones.base import AttentionParts
 from ..model.padded import attention_received, by_head, near, scores
 from ..model.sequences import Packed, pack, rows_of
-from .dropout import weighted
+from .dropout import dropped_product
 
 
 class DifferentiableAttention(nn.Module):
@@ -36,7 +36,7 @@ class DifferentiableAttention(nn.Module):
         live = torch.arange(longest, device=x.device) < lengths[:, None]
         probabilities = scores(parts, q, k, live, positions).softmax(-1)
         if isinstance(parts.dropout, nn.Dropout):
-            context = weighted(probabilities, v, parts.dropout.p * parts.dropout.training)
+            context = dropped_product(probabilities, v, parts.dropout.p * parts.dropout.training)
         else:
             context = parts.dropout(probabilities) @ v
         context = context.transpose(1, 2).reshape(batch * longest, -1)

@@ -18,11 +18,11 @@ from transformers.masking_utils import sdpa_mask
 
 LEVELS = 2**16
 """Of the random numbers that say what drops out: rates are rounded to multiples of one part in so many."""
-SDPA, OURS = "sdpa", "adtp_training"
+SDPA, NAME = "sdpa", "adtp_training"
 """Names of attention implementations in transformers: its usual one, and `attend`."""
 
 
-def weighted(probabilities: Tensor, v: Tensor, rate: float) -> Tensor:
+def dropped_product(probabilities: Tensor, v: Tensor, rate: float) -> Tensor:
     """Return ``dropout(probabilities) @ v``, ``(B, N, S, D)``, for probabilities ``(B, N, S, S)``; gradients of any order are right."""
     below = round(rate * LEVELS)
     if probabilities.device.type != "cpu" or not 0 < below < LEVELS:
@@ -51,25 +51,22 @@ def attend(
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if attention_mask is not None:
-        seen = attention_mask.dtype == torch.bool
-        bias = (
-            torch.zeros_like(attention_mask, dtype=scores.dtype).masked_fill(~attention_mask, -torch.inf)
-            if seen
-            else attention_mask
-        )
-        scores = scores + bias
-    return weighted(scores.softmax(-1), value, dropout).transpose(1, 2).contiguous(), None
+        if attention_mask.dtype == torch.bool:  # no infinity: a padded query may see nothing, and must not become NaN
+            none = torch.zeros_like(attention_mask, dtype=scores.dtype)
+            attention_mask = none.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+        scores = scores + attention_mask
+    return dropped_product(scores.softmax(-1), value, dropout).transpose(1, 2).contiguous(), None
 
 
 @contextlib.contextmanager
-def quick(model: PreTrainedModel) -> Iterator[None]:
-    """Have a model of transformers use `attend` in a block, where it would use SDPA on a CPU."""
+def quick_dropout(model: PreTrainedModel) -> Iterator[None]:
+    """Have a model use `attend` in a block, where it would use SDPA on a CPU. With transformers 4 most models stay as they are."""
     if model.config._attn_implementation != SDPA or next(model.parameters()).device.type != "cpu":
         yield
         return
-    AttentionInterface.register(OURS, attend)
-    AttentionMaskInterface.register(OURS, sdpa_mask)
-    model.set_attn_implementation(OURS)
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    model.set_attn_implementation(NAME)
     try:
         yield
     finally:

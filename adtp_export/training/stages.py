@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, set_seed
 from ..io import written_whole
 from .checkpoints import reason
 from .data import Examples
-from .dropout import quick
+from .dropout import quick_dropout
 from .evaluate import ask, explain, judge, judge_teacher, loss_against_teacher
 from .method_table import ANSWERS, ATTRIBUTION, RECEIVED
 from .methods import for_method
@@ -50,7 +50,7 @@ def train_teacher(task: Task, work: Path, audience: Audience) -> PreTrainedModel
         rate=settings.teacher_learning_rate,
         work=work,
     )
-    with quick(model):
+    with quick_dropout(model):
         run_stage(stage, settings, audience)
     return model.eval()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from training_runs import Heard
 
+from adtp_export.artifacts.checks import contents
 from adtp_export.artifacts.directory import alone_in
 from adtp_export.errors import InputError
 from adtp_export.pipeline.train import directory as room
@@ -214,6 +215,27 @@ def test_what_a_killed_run_left_is_cleared_by_the_one_that_goes_on(run, begin):
     with pytest.raises(KeyboardInterrupt):
         train(run, resume=True, steps=Begun())
     assert list(run.parent.iterdir()) == [run]
+
+
+def test_what_is_hashed_of_models_and_data(tmp_path):
+    """What is read, and no notes beside it; an earlier version hashed less, under other names."""
+    model, data = tmp_path / "model", tmp_path / "data"
+    read = ["model/config.json", "model/vocab.txt", "model/1_Pooling/config.json", "model/pytorch_model.bin"]
+    read += ["data/a.json", "data/train.jsonl.gz", "data/data/train-0.parquet"]
+    others = ["model/README.txt", "model/notes.json", "model/run/results.json", "data/run/results.json"]
+    for name in (*read, *others):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+
+    def hashes():
+        return contents({"base": model, "data": data, "train": model / "config.json", "dev": None, "test": "nowhere"})
+
+    before = hashes()
+    assert set(before) == {"base/", "data/", "train"}
+    for name in (*read, *others):
+        (tmp_path / name).write_text("changed")
+        assert (hashes() != before) == (name in read), name
+        (tmp_path / name).write_text("{}")
 
 
 @pytest.mark.parametrize("name", ["train.tsv", "base/model.safetensors", "base/tokenizer.json"])

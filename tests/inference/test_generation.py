@@ -282,6 +282,16 @@ def test_the_command(folder, generator, pictures, tmp_path):
     assert [json.loads(line)["text"] for line in two.stdout.splitlines()] == ["w1 w2", "w3"]
 
 
+@pytest.mark.parametrize("more", [[], ["--batch-size", "1"]], ids=["at once", "one by one"])
+def test_equal_prompts_are_drawn_apart_whatever_the_batches(folder, generator, more, capsys):
+    asked = ["--temperature", "2", "--seed", "3", "--max-new-tokens", "6", *["--text", "w1 w2"] * 3]
+    assert run.command(run.make_parser().parse_args([str(folder / "out"), *asked, *more])) == 0
+    found = [json.loads(line)["generated"] for line in capsys.readouterr().out.splitlines()]
+    sampling = Sampling(max_new_tokens=6, temperature=2.0, seed=3)
+    assert found == whole(generator.stream(None, ["w1 w2"] * 3, sampling), 3)
+    assert len(set(found)) == 3
+
+
 def test_a_page_shows_which_patches_stayed(folder, pictures, readings, tmp_path, capsys):
     """Those that the oracle keeps; the rest is covered."""
     np.save(tmp_path / "photo.npy", pictures[0])

@@ -72,7 +72,9 @@ def test_the_plugin_is_refused_in_the_precisions_without_a_kernel(precision):
 
 def test_openvino_that_is_asked_for_and_not_there_is_no_silence(monkeypatch):
     monkeypatch.setattr(openvino, "installed", lambda: None)
-    with pytest.raises(MissingDependencyError, match="--openvino: it is not installed; type: pip install 'adtp-export\\[openvino\\]'"):
+    with pytest.raises(
+        MissingDependencyError, match="--openvino: it is not installed; type: pip install 'adtp-export\\[openvino\\]'"
+    ):
         read_request(ExportOptions("model", openvino=True))
     assert read_request(ExportOptions("model", openvino=True, skip_parity_check=True)).options.openvino
 

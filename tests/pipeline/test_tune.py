@@ -146,6 +146,27 @@ def test_a_search_that_was_stopped_chooses_the_same_student(model, reviewed, tmp
         searched(broken, model, reviewed, Heard())
 
 
+def test_a_step_of_bisection_that_diverges_is_followed_by_one_from_the_weights_before(
+    model, reviewed, tmp_path, monkeypatch
+):
+    usual, begun = trials_room.train_student, []
+
+    def spoiled(teacher, task, work, audience, start=None):
+        if start is not None:
+            begun.append(work.name)
+            if len(begun) == 1:
+                task = dataclasses.replace(task, settings=dataclasses.replace(task.settings, learning_rate=1e38))
+        return usual(teacher, task, work, audience, start)
+
+    monkeypatch.setattr(trials_room, "train_student", spoiled)
+    names = searched(tmp_path, model, reviewed, Heard())
+    lines = [json.loads(line) for line in (tmp_path / RECORD).read_text().splitlines()]
+    first, *others = (line for line in lines if line["name"] in begun)
+    assert (first["loss"], len(others)) == (None, 2)
+    assert others[0]["start"] == first["start"] != first["name"]
+    assert first["name"] not in names
+
+
 @pytest.mark.parametrize("which", [{1}, {1, 2}])
 def test_a_student_whose_training_diverges_is_left_out_and_the_search_goes_on(
     model, reviewed, tmp_path, monkeypatch, which

@@ -3,10 +3,15 @@
 import pytest
 import torch
 from conftest import TINY_BERT, make_batch
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+)
 
 from adtp_export.training import dropout as room
-from adtp_export.training.dropout import LEVELS, weighted
+from adtp_export.training.dropout import LEVELS, dropped_product
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e-7, 0.1, 0.5, 0.99, 1.0])
@@ -14,7 +19,7 @@ def test_attention_drops_probabilities_at_their_rate_and_its_gradients_are_those
     torch.manual_seed(0)
     probabilities = torch.rand(3, 4, 37, 37, dtype=torch.float64).requires_grad_()
     v = torch.eye(37, dtype=torch.float64).expand(3, 4, 37, 37)
-    left = weighted(probabilities, v, rate)  # what is left of the probabilities, scaled
+    left = dropped_product(probabilities, v, rate)  # what is left of the probabilities, scaled
     kept = left.detach() != 0
     count, deviation = probabilities.numel(), (probabilities.numel() * rate * (1 - rate)) ** 0.5
     assert abs(kept.sum().item() - count * (1 - rate)) <= 5 * deviation + count / LEVELS
@@ -30,11 +35,11 @@ def test_attention_drops_probabilities_at_their_rate_and_its_gradients_are_those
         for apart in (1, 2, 3, 4, 37):  # four come of one random number, and rows have 37
             together = (off[apart:] * off[:-apart]).mean().item()
             assert abs(together) <= 5 * rate * (1 - rate) / count**0.5
-        assert not torch.equal(kept, weighted(probabilities, v, rate) != 0)
+        assert not torch.equal(kept, dropped_product(probabilities, v, rate) != 0)
     torch.manual_seed(0)
     torch.rand(3, 4, 37, 37, dtype=torch.float64)
-    assert torch.equal(weighted(probabilities, v, rate), left)
-    assert torch.equal(weighted(probabilities, v, 0.0), probabilities)
+    assert torch.equal(dropped_product(probabilities, v, rate), left)
+    assert torch.equal(dropped_product(probabilities, v, 0.0), probabilities)
 
 
 @pytest.fixture
@@ -53,17 +58,33 @@ def test_a_teacher_attends_as_usual_to_what_is_left(teacher, monkeypatch, length
         calls.append(rate)
         return probabilities @ v
 
-    with monkeypatch.context() as patch, room.quick(teacher):
-        patch.setattr(room, "weighted", nothing_dropped)
+    with monkeypatch.context() as patch, room.quick_dropout(teacher):
+        patch.setattr(room, "dropped_product", nothing_dropped)
         found = teacher(**batch).logits
     assert calls == [0.5] * teacher.config.num_hidden_layers
     torch.testing.assert_close(found, teacher.eval()(**batch).logits)
 
 
+def test_padding_that_sees_no_text_becomes_no_nan():
+    """A padded query farther from the text than the window."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = ModernBertConfig(
+        vocab_size=97, pad_token_id=0, attention_dropout=0.1, local_attention=8, global_attn_every_n_layers=3, **size
+    )
+    model = ModernBertForSequenceClassification(config).train()
+    batch = make_batch([40, 6], 40, types=1)
+    with room.quick_dropout(model):
+        loss = model(**batch, labels=torch.tensor([0, 1])).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)
+
+
 def test_a_teacher_drops_in_training_alone_and_is_left_as_it_was(teacher):
     batch = make_batch([9, 4, 6], 9)
     expected = teacher.eval()(**batch).logits
-    with room.quick(teacher):
+    with room.quick_dropout(teacher):
         assert torch.equal(teacher(**batch).logits, expected)
         first, second = (teacher.train()(**batch).logits for _ in range(2))
         assert not torch.equal(first, second)

@@ -45,10 +45,11 @@ class TrainingDirectory(OutputDirectory):
     """A directory that a run begins in, in place of an earlier run, which is removed once the new one is there.
 
     Raises:
-        InputError: as `OutputDirectory`.
+        InputError: as `OutputDirectory`; or another run works there.
     """
 
     ADVICE = "use --force to start anew"
+    WAITS = False
 
     def _check_ours(self) -> None:
         refused = f"--out: {self.path} is no run of adtp-train, so --force does not remove it"
@@ -123,11 +124,17 @@ def check_inputs(out: Path, settings: TrainOptions) -> None:
     """Raises InputError where data or model are not what the run was begun with; earlier versions wrote no hashes."""
     stored = out / WORK / INPUTS
     before = read_json(stored) if stored.is_file() else {}
-    if changed := [name for name, now in _inputs(settings).items() if before.get(name, now) != now]:
+    if changed := [name.rstrip("/") for name, now in _inputs(settings).items() if before.get(name, now) != now]:
         raise InputError(
             f"--resume: {' and '.join(f'--{name}' for name in changed)} changed since the run in {out} was begun; bring back what was "
             "there, or use --force to start anew"
         )
+
+
+def check_unfinished(out: Path) -> None:
+    """Raises InputError where the run in `out` needs no more work."""
+    if (out / RESULTS).is_file():
+        raise InputError(f"--resume: the run in {out} is finished; give another --out, or --force to start anew")
 
 
 def go_on(out: Path) -> None:

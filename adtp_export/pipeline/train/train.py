@@ -20,7 +20,6 @@ from ...training.method_table import ATTRIBUTION
 from ...training.settings import FULL_PRECISION, TrainOptions, convert, read_settings
 from ..progress import Steps
 from .directory import (
-    RESULTS,
     SETTINGS,
     STUDENT,
     TEACHER,
@@ -30,6 +29,7 @@ from .directory import (
     begin,
     check_anew,
     check_inputs,
+    check_unfinished,
     find_run,
     finish,
     go_on,
@@ -148,8 +148,7 @@ def _resumed(out: Path, given: dict[str, Any]) -> TrainOptions:
     stored = out / SETTINGS
     if not stored.is_file():
         raise InputError(f"--resume: {out} holds no run of adtp-train; leave --resume out to start one")
-    if (out / RESULTS).is_file():
-        raise InputError(f"--resume: the run in {out} is finished; give another --out, or --force to start anew")
+    check_unfinished(out)
     kept = {"mixed_precision": FULL_PRECISION} | read_settings(stored)  # which earlier versions did not write
     if missing := [field.name for field in dataclasses.fields(TrainOptions) if field.name not in kept]:
         raise InputError(
@@ -173,12 +172,12 @@ def _claimed(run: RunOptions, settings: TrainOptions, steps: Steps, processes: P
     processes.wait_for_everyone()
     with contextlib.ExitStack() as until_the_end:
         if processes.is_main_process:
-            if not run.resume:
-                with alone_in(out) if out.exists() else contextlib.nullcontext():
-                    pass  # the lock is on the directory that is replaced
-                if (left := begin(out, settings, run.force)) is not None:
-                    steps.note(f"what is left of the earlier run cannot be removed; remove it yourself: {left}")
+            left = None if run.resume else begin(out, settings, run.force)
+            if left is not None:
+                steps.note(f"what is left of the earlier run cannot be removed; remove it yourself: {left}")
             until_the_end.enter_context(alone_in(out))
+            if run.resume:
+                check_unfinished(out)  # again: the run may have ended since
             go_on(out)
         processes.wait_for_everyone()
         yield

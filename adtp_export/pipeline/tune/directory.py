@@ -58,8 +58,10 @@ def _opened(out: Path, chosen: TuneOptions) -> bool:
         if not isinstance(before, dict) or before.keys() != settings.keys():
             raise InputError(f"--out: {stored} is not of adtp-tune; give a new or an empty directory")
         may_differ = GOAL if finished else () if planned else (*GOAL, "hours")
-        names = [name for name in _differing(settings, before, "options") if name not in may_differ]
-        names += [f"the content of {name}" for name in _differing(settings, before, "sha256")]
+        names = [name for name in _differing(settings["options"], before["options"]) if name not in may_differ]
+        hashes = before["sha256"]  # an earlier version did not have all of today's
+        changed = (name for name, now in settings["sha256"].items() if hashes.get(name, now) != now)
+        names += [f"the content of {name.rstrip('/')}" for name in changed]
         if names:
             raise InputError(
                 f"--out: {out} holds a run of other settings ({', '.join(names)}); give them as they were, or another --out"
@@ -79,12 +81,9 @@ def _opened(out: Path, chosen: TuneOptions) -> bool:
     return finished
 
 
-def _differing(settings: dict[str, Any], before: dict[str, Any], part: str) -> list[str]:
-    """Return the names of what differs from before in a part of the settings; an earlier version did not have all of today's options."""
-    known = before[part]
-    return [
-        name for name, value in settings[part].items() if value != known.get(name, getattr(TuneOptions, name, None))
-    ]
+def _differing(options: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """Return the names of options that differ from before; an earlier version did not have all of today's."""
+    return [name for name, value in options.items() if value != before.get(name, getattr(TuneOptions, name, None))]
 
 
 def write(path: Path, document: Any) -> None:

@@ -103,8 +103,9 @@ class Search:
             middle = round((low + high) / 2, 3)
             if middle in (low, high, 1.0):
                 return
-            trial = self._train(Arm(depth, self.table.cuts[depth], middle), plan.refined, steps, trial)
-            low, high = (low, middle) if self.good(trial) else (middle, high)
+            found = self._train(Arm(depth, self.table.cuts[depth], middle), plan.refined, steps, trial)
+            low, high = (low, middle) if self.good(found) else (middle, high)
+            trial = trial if found.diverged else found
 
     def speedup(self, trial: Trial) -> float:
         """Return how fast the table says that a student is."""

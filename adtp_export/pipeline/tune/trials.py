@@ -161,7 +161,8 @@ class Trials:
         except DivergedError:
             student, told = None, self._nothing_right()
         else:
-            student, told = model.student.cpu(), self._told_of(model, task)
+            told = self._told_of(model, task)
+            student = model.student.cpu()
             if not np.isfinite(told.loss).all():  # the last step of all spoiled it
                 student, told = None, self._nothing_right()
         self._keep(name, told, student, task)
