@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,7 @@ def commit() -> str | None:
     It ends in ``-dirty`` where tracked files differ from it, but for records of benchmarks: what is measured does not depend on these.
     """
     root = Path(__file__).parents[1]
-    if not (root / ".git").exists():
+    if not (root / ".git").exists() or shutil.which("git") is None:
         return None
 
     def git(*arguments: str) -> str:

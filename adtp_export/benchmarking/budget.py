@@ -16,6 +16,10 @@ from .workloads import Workload
 SLOW_S = 1.0
 """A contender that takes longer for a batch runs `CYCLES` batches, each once: a warm cache would save it little."""
 
+COMPILING = 200
+"""A first run that takes so many times as long as the fastest contender's has compiled something, as `torch.compile` does; a second one
+says what a run takes."""
+
 ESTIMATING = 1 / 3
 """The share of the time that may go into estimates."""
 
@@ -90,6 +94,9 @@ def estimate(
     for done, (workload, name) in enumerate(pairs, start=1):
         if (workload, name) in always or budget.left_s > least_left:
             found[workload, name] = time_ms(works[workload], name) / 1e3
+            known = [cost for (other, _), cost in found.items() if other == workload]
+            if found[workload, name] > max(SLOW_S, COMPILING * min(known)) and budget.left_s > least_left:
+                found[workload, name] = time_ms(works[workload], name) / 1e3
         progress(done, len(pairs))
     return found
 
@@ -116,7 +123,7 @@ def make_plan(
     plan = Plan()
     for workload, name in _by_rank(entries):
         cost = costs.get((workload, name))
-        if cost is None:
+        if cost is None or (name != entries[workload][0] and not chosen[workload]):  # without the first, no ratios
             plan.left_out.append(LeftOut(workload, name, None))
             continue
         # A round that counts follows an untimed one; so do those of the pilot.

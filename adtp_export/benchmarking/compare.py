@@ -13,7 +13,7 @@ import numpy as np
 
 from ..data.tokenize import Batch
 from ..model.flops import Shape, alive_tokens, encoder_flops
-from .interleaved_timing import CYCLES, PERCENTILES, by_cycle, speedup, speedup_of_sums
+from .interleaved_timing import CYCLES, PERCENTILES, cycles_of, speedup, speedup_of_sums
 from .processes import Contender, sorted_parts
 
 
@@ -67,7 +67,7 @@ def relate(
     rows = []
     rounds = max(map(len, times.values()))
     batches = len(next(iter(flops.values())))
-    cycles = {name: _cycles(name, times, batches) for name in times}
+    cycles = {name: cycles_of(name, times, batches) for name in times}
     flops = {name: np.resize(values, rounds) for name, values in flops.items()}  # of the batch that each round ran
     for contender in contenders:
         name, ms, vs = contender.name, times[contender.name], {}
@@ -98,19 +98,6 @@ def relate(
             )
         )
     return rows
-
-
-def _cycles(name: str, times: Mapping[str, np.ndarray], batches: int) -> np.ndarray:
-    """Return the mean ms of a batch in each cycle, ``(cycles,)``.
-
-    Who ran few batches was perhaps given the shorter ones. Each of its times is therefore scaled from its batch to the mean batch, by
-    what the first contender that ran more took for both.
-    """
-    ms = times[name]
-    others = [other for other in times.values() if len(other) > len(ms)]
-    if not others or batches == 1:
-        return by_cycle(ms, batches)
-    return ms / others[0][: len(ms)] * float(np.median(by_cycle(others[0], batches)))
 
 
 def count_flops(contender: Contender, shape: Shape, batch: Batch, kept_site: np.ndarray | None = None) -> float:

@@ -154,6 +154,19 @@ def by_cycle(ms: np.ndarray, batches: int) -> np.ndarray:
     return np.array([part.mean() for part in np.array_split(ms, min(CYCLES, len(ms)))])
 
 
+def cycles_of(name: str, times: Mapping[str, np.ndarray], batches: int) -> np.ndarray:
+    """Return the mean ms of a batch in each cycle of one contender of several, ``(cycles,)``, as of `by_cycle`.
+
+    Who ran few batches was perhaps given the shorter ones. Each of its times is therefore scaled from its batch to the mean batch, by
+    what the first contender that ran more took for both.
+    """
+    ms = times[name]
+    others = [other for other in times.values() if len(other) > len(ms)]
+    if not others or batches == 1:
+        return by_cycle(ms, batches)
+    return ms / others[0][: len(ms)] * float(np.median(by_cycle(others[0], batches)))
+
+
 def interval(values: np.ndarray) -> tuple[float, float]:
     """Return a confidence interval of at least 95% of the median of ``values (n,)``, from their order alone.
 

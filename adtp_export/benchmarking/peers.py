@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,8 @@ all precisions; sorted: ONNX Runtime, each batch split by length into parts of `
 (`splits`). ltp: token pruning by LTP, of the student's depth and retention, exported as students are (`benchmarking.ltp_baseline`)."""
 
 SORTED_ROWS = 8
+COMPILERS = (os.environ.get("CXX") or "g++", "g++", "clang++")
+"""What `torch.compile` compiles with; without any it is left out."""
 
 
 def choose_peers(names: Sequence[str], forced: bool) -> list[str]:
@@ -43,6 +47,8 @@ def choose_peers(names: Sequence[str], forced: bool) -> list[str]:
 
     rooms = {"openvino": openvino, "ctranslate2": ctranslate2, "llamacpp": llamacpp}
     missing = {name for name in PEERS if (room := rooms.get(name.partition("-")[0])) and not room.installed()}
+    if not openvino.has_bf16():
+        missing.add("openvino-bf16")
     if list(names) == ["all"]:
         return [name for name in PEERS if name not in missing and (forced or name != LTP)]
     for name in names:
@@ -52,6 +58,10 @@ def choose_peers(names: Sequence[str], forced: bool) -> list[str]:
             )
         if name in missing and name in LLAMACPP:
             raise MissingDependencyError(f"--peers {name}: {llamacpp.MISSING}")
+        if name == "openvino-bf16" and openvino.installed():
+            if name in missing:
+                raise InputError(f"--peers {name}: this processor has no instructions for bf16; leave it out")
+            continue
         if name in missing:
             raise MissingDependencyError(
                 f"--peers {name}: {name.partition('-')[0]} is not installed; type: pip install 'adtp-export[openvino,peers]'"
@@ -97,6 +107,8 @@ def dense_peers(names: Sequence[str], student: Contender, architecture: Architec
     if any(name.startswith("openvino") for name in names) and openvino.has_bf16():
         add("openvino-bf16", padded, "openvino", "bf16")
     found = {name: how for peer, forms in FROM_WEIGHTS.items() if peer in names for name, how in forms.items()}
+    if not any(map(shutil.which, COMPILERS)):
+        found.pop("torch-compile", None)
     if found:
         dense_bert(full).save_pretrained(weights)
     for name, (engine, precision) in found.items():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -218,7 +219,7 @@ class Processes:
     """
 
     def __init__(self, contenders: Sequence[Contender], threads: int = 0) -> None:
-        self.contenders, self.threads = list(contenders), thread_count(threads)
+        self.contenders, self.threads = list(contenders), threads
         self._by_name = {contender.name: contender for contender in self.contenders}
         self._children: dict[str, Child] = {}
         spin = any(contender.engine == DEPLOYED for contender in self.contenders)
@@ -229,7 +230,9 @@ class Processes:
             for contender in self.contenders:
                 if not contender.process:
                     child = self._children[contender.name] = Child([sys.executable, "-c", SERVE])
-                    child.connection.send((contender, self.threads))
+                    # A deployed target chooses as it does for `load`.
+                    own = self.threads if contender.engine == DEPLOYED else thread_count(self.threads)
+                    child.connection.send((contender, own))
             for name in self._children:
                 self._answer(name)
         except BaseException:
@@ -280,6 +283,7 @@ SERVE = f"from {__name__} import serve; serve()"
 def serve() -> None:
     """Load the contender that the process above names, and answer batches with ms."""
     os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # read when it is imported
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process above gets it, too, and ends this one
     connection = above()
     contender, threads = connection.recv()
     try:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from ..data.readers import Text
 from ..data.tokenize import Batch, TokenizedText, encode, pad
 from ..data.truncate import MAX_CHARACTERS, portions, unset
+from ..errors import InputError
 
 GRID = ("1x32", "1x128", "1x384", "8x128", "32x64")
 DATA_ROWS, BATCH = 256, 32
@@ -113,7 +114,10 @@ def _text_ids(tokenizer: Tokenizer, texts: Sequence[Text]) -> Iterator[int]:
     joined = [text if isinstance(text, str) else " ".join(text) for text in texts]
     read = portions(text[:MAX_CHARACTERS] for text in joined)
     found = (encoding for portion in read for encoding in tokenizer.encode_batch(portion, add_special_tokens=False))
-    return itertools.cycle([i for encoding in found for i in encoding.ids])
+    ids = [i for encoding in found for i in encoding.ids]
+    if not ids:
+        raise InputError("--data: its texts have no tokens; give others")
+    return itertools.cycle(ids)
 
 
 def _framed(tokenizer: Tokenizer | None, ids: list[int]) -> list[int]:

@@ -90,12 +90,17 @@ def show(document: Mapping[str, Any]) -> None:
         screen.print(escape(printable(line)))
     screen.print(
         f"speedup, FLOPs ratio and realized fraction are against {same}; --json has the other baselines. "
-        f"ONNX Runtime {document['versions']['onnxruntime']}, {device['model']}, {device['cores']} cores, "
+        f"ONNX Runtime {_onnxruntime(document['versions'])}, {device['model']}, {device['cores']} cores, "
         f"threads: {device['threads']}."
     )
     _show_profiles(document["profiles"], document["peaks"])
     for sweep in document["sweeps"]:
         screen.print(_sweep_line(sweep))
+
+
+def _onnxruntime(versions: Mapping[str, str]) -> str:
+    """Return the version of the package of ONNX Runtime that is installed, which may be that for GPUs."""
+    return next(version for name, version in versions.items() if name.startswith("onnxruntime"))
 
 
 def left_out_lines(document: Mapping[str, Any]) -> list[str]:

@@ -71,6 +71,7 @@ class DeviceBuffers:
         address, capacity = self._buffers.get(name, (0, 0))
         if capacity < max(size_bytes, 1):
             if address:
+                del self._buffers[name]  # first: the allocation may fail
                 _call(self._runtime.cudaFree, address)
             address = int(_call(self._runtime.cudaMalloc, max(size_bytes, 1)))
             self._buffers[name] = (address, max(size_bytes, 1))

@@ -259,6 +259,8 @@ def compare(decoder: Decoder, expected: Expected, prefill: Run, step: Run) -> Pa
             agreed.append(int(row.argmax()) == int(logits.argmax()))
     tolerance = expected.multiple * expected.error
     most = float(np.max(diffs)) if diffs else 0.0
+    if wrong is None and not diffs:
+        wrong = "of no prompt the same tokens were kept, so no answer could be compared"
     if wrong is None and not most <= tolerance:
         wrong = f"logits differ by {most:.2e}, and {expected.precision} by {expected.error:.2e}"
     return Parity(

@@ -1,5 +1,8 @@
 """What a run does within its budget, by a clock that runs as contenders do. No test here depends on how fast a machine is."""
 
+import contextlib
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,7 @@ from adtp_export.benchmarking.processes import Contender
 from adtp_export.benchmarking.workloads import Workload
 from adtp_export.cli.bench import left_out_lines
 from adtp_export.errors import InputError
+from adtp_export.pipeline.bench import targets
 from adtp_export.pipeline.bench.options import BenchOptions
 from adtp_export.pipeline.bench.rounds import in_time
 from adtp_export.pipeline.progress import Steps
@@ -103,6 +107,43 @@ def test_estimates_end_at_a_third_of_the_budget():
     plan = make_plan(entries, [GRID, MIXED], costs, 20, budget)
     unknown = [each.contender for each in plan.left_out if each.seconds is None]
     assert unknown == ["packed-dense-6", *["padded-dense-12"] * 2, *["sorted-dense-12"] * 2]
+
+
+def test_a_first_run_that_compiles_does_not_tell_what_a_run_takes():
+    asked = []
+
+    def time_ms(workload, name):
+        asked.append(name)
+        return 32_000.0 if name == "compiled" and asked.count(name) == 1 else 2.0
+
+    costs = estimate({"8x128": ["student", "compiled"]}, [GRID], time_ms, Budget(300))
+    assert asked == ["student", "compiled", "compiled"]
+    assert costs == {("8x128", "student"): 0.002, ("8x128", "compiled"): 0.002}
+
+
+def test_a_workload_without_its_first_contender_is_left_out():
+    """All ratios are to that one."""
+    entries = {"8x128": ["student", "plugin"], "mixed-32": ["student", "plugin"]}
+    costs = {(workload, name): cost for workload in entries for name, cost in (("student", 2.0), ("plugin", 0.5))}
+    plan = make_plan(entries, [GRID, MIXED], costs, 20, Budget(20, clock=lambda: 0.0))
+    assert list(plan.turns) == ["8x128"]
+    assert [(each.workload, each.contender) for each in plan.left_out if each.workload == "mixed-32"] == [
+        ("mixed-32", "student"),
+        ("mixed-32", "plugin"),
+    ]
+
+
+def test_targets_have_the_medians_of_the_mean_batch(monkeypatch):
+    """One that takes long runs the first batches alone, which are shorter here."""
+    times = {"fast": np.array([*[10.0] * 6, *[50.0] * 6] * 2), "slow": np.array([20.0] * 6)}
+    long = Workload("data-1", tuple({"number": np.array([i])} for i in range(12)))
+    monkeypatch.setattr(targets, "in_time", lambda *given: ({"data-1": times}, []))
+    monkeypatch.setattr(targets, "Processes", lambda *given: contextlib.nullcontext())
+    monkeypatch.setattr(targets, "candidates", lambda known: times)
+    monkeypatch.setattr(targets, "_takes", lambda *given: True)
+    chosen = BenchOptions(shape="bert-base")
+    rows, _ = targets._time(None, SimpleNamespace(targets={}), [long], chosen, Budget(0), Steps())
+    assert {row["contender"]: row["p50_ms"] for row in rows} == {"fast": 30.0, "slow": 60.0}
 
 
 def test_few_times_are_related_on_the_batches_that_both_ran():

@@ -17,7 +17,7 @@ from adtp_export.errors import EngineBuildError, InputError, MissingDependencyEr
 from adtp_export.graph.debug import debug_form
 from adtp_export.model.flops import Shape, alive_tokens
 from adtp_export.model.registry import fields
-from adtp_export.runtimes import llamacpp
+from adtp_export.runtimes import llamacpp, openvino
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 
 WITHOUT_LOGITS = {"ctranslate2", *peers.LLAMACPP}
@@ -165,6 +165,18 @@ def test_llamacpp_that_is_missing(monkeypatch, tmp_path):
     assert not set(peers.LLAMACPP) & set(peers.choose_peers(["all"], forced=True))
     with pytest.raises(MissingDependencyError, match="--peers llamacpp-bf16: llama.cpp .* type: make llamacpp"):
         peers.choose_peers(["llamacpp-bf16"], forced=True)
+
+
+def test_what_this_machine_cannot_run_is_left_out_of_all_and_told_where_it_is_named(monkeypatch, baselines):
+    packed, _, folder = baselines
+    monkeypatch.setattr(openvino, "installed", lambda: "1")
+    monkeypatch.setattr(openvino, "has_bf16", lambda: False)
+    assert "openvino-bf16" not in peers.choose_peers(["all"], forced=True)
+    with pytest.raises(InputError, match="--peers openvino-bf16: this processor has no instructions for bf16"):
+        peers.choose_peers(["openvino-bf16"], forced=True)
+    monkeypatch.setattr(peers, "COMPILERS", ("no-such-compiler",))
+    names = [peer.name for peer in peers.dense_peers(["torch"], packed, TWO_LAYERS, folder)]
+    assert names == ["torch-eager-dense-2", "torch-sdpa-dense-2"]
 
 
 def test_peers_by_name():

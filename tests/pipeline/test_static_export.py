@@ -1,6 +1,7 @@
 """`adtp-export --static-tokens`: files and engines of fixed sizes, judged as all others, and served by the smallest that fits."""
 
 import csv
+import dataclasses
 import gzip
 import itertools
 
@@ -12,9 +13,12 @@ from known_graphs import taking_known_graphs
 import adtp_export
 from adtp_export.artifacts.records import Manifest
 from adtp_export.errors import InputError, VerificationError
+from adtp_export.pipeline.export import engines
+from adtp_export.pipeline.export import export as export_room
 from adtp_export.pipeline.export.options import ExportOptions, parse_static_tokens
 from adtp_export.pipeline.export.request import check_static_sizes, read_request
 from adtp_export.runtimes.packed import FixedEngine, Judged, StaticEngines
+from adtp_export.targets.specs import RUNTIMES, TargetSpec
 
 TEXTS = [
     "fine",
@@ -41,6 +45,46 @@ def test_every_size_is_verified_on_texts_that_fit_it(out):
     assert 0 < small.details["rows_in_this_size"] < small.parity.rows == large.details["rows_in_this_size"]
     assert small.details["rows_in_this_size"] == small.parity.rows_compared >= small.parity.rows / 2
     assert small.parity.kept_token_agreement == 1
+
+
+@pytest.mark.usefixtures("has_rtx")
+@pytest.mark.parametrize("debug", [False, True])
+def test_engines_are_judged_with_a_larger_one_for_the_texts_that_do_not_fit(tmp_path, small, monkeypatch, debug):
+    """As on a GPU: the files themselves, in ONNX Runtime, stand for the engines that none here can run."""
+    opened = []
+
+    def build(run, plan, spec, model, name):
+        return b"an engine", {"profile": {}}
+
+    def open_file(engine, spec):
+        opened.append((engine.name, spec.form))
+        model = engine.with_suffix(".onnx")  # of a debug form
+        if not model.exists():
+            model = engine.parents[1] / f"model.{spec.form}.onnx" if spec.form else engine.parents[1] / "model.onnx"
+        cpu = TargetSpec.parse("-".join(filter(None, ("onnxruntime-cpu-fp32", spec.form))))
+        return RUNTIMES["onnxruntime"].open(model, cpu)
+
+    monkeypatch.setattr(engines, "_build", build)
+    monkeypatch.setattr(engines, "_open", open_file)
+    monkeypatch.setattr(export_room, "make_export_plan", running_here(export_room.make_export_plan))
+    asked = {"trt": True, "gpu": "sm_86", "attention": "decomposed", "debug_outputs": debug}
+    with taking_known_graphs():
+        manifest = adtp_export.export(small, tmp_path / "out", static_tokens="40:24,96", **asked, **SIZES)
+    found = {name: target for name, target in manifest.targets.items() if name.startswith("rtx")}
+    assert {target.status for target in found.values()} == {"verified"}
+    (little,) = (target for name, target in found.items() if "static_40" in name)
+    assert 0 < little.details["rows_in_this_size"] < little.parity.rows
+    assert {form for _, form in opened} == {"", "static_40x8", "static_96x8"}
+
+
+def running_here(make):
+    """Plan engines as on a machine with their GPU."""
+
+    def planned(*given):
+        plan = make(*given)
+        return dataclasses.replace(plan, engines=[dataclasses.replace(each, runs_here=True) for each in plan.engines])
+
+    return planned
 
 
 def rows_of_size(tokens, room):

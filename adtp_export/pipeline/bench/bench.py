@@ -368,12 +368,12 @@ def _sweep(
     """Time a student of the same size and sites, random weights, by retention; nothing where there is no site."""
     from ...benchmarking.sweep import sweep
 
-    packed = next(c for c in contenders if c.name == f"packed-dense-{subject.architecture.shape.layers}")
     grid = [workload for workload in timed if len(workload.batches) == 1 and not workload.skewed]
     if subject.swept is None or not grid:
         lacking = "--workload has no BxS" if subject.swept else "no prune site, so it has no retention to vary"
         steps.note(f"--sweep-retention: {lacking}")
         return []
+    packed = next(c for c in contenders if c.name == f"packed-dense-{subject.architecture.shape.layers}")
     with steps.step("sweep_s", "timing a student of this size, random weights, by retention") as progress:
         seconds = functools.partial(budget.for_next, chosen.seconds)
         found = sweep(subject.swept, packed, grid, folder, seconds, chosen.threads, progress)

@@ -16,7 +16,7 @@ from ...artifacts.directory import OutputDirectory
 from ...artifacts.manifest import add_file, read_manifest
 from ...artifacts.records import Manifest
 from ...benchmarking.budget import Budget, LeftOut
-from ...benchmarking.interleaved_timing import PERCENTILES
+from ...benchmarking.interleaved_timing import PERCENTILES, cycles_of
 from ...benchmarking.processes import DEPLOYED, Contender, Processes
 from ...benchmarking.workloads import Workload
 from ...environment import commit, cpu, versions
@@ -86,9 +86,11 @@ def _time(
             steps.note(f"left out {workload}: no engine was built for such batches")
             del entries[workload]
         found, left_out = in_time(entries, timed, lambda _, *asked: processes.time_ms(*asked), chosen, budget, steps)
+    batches = {workload.name: len(workload.batches) for workload in timed}
     for workload, times in found.items():
         for name, ms in times.items():
-            percentiles = {f"p{p}_ms": round(float(np.percentile(ms, p)), 3) for p in PERCENTILES}
+            cycles = cycles_of(name, times, batches[workload])
+            percentiles = {f"p{p}_ms": round(float(np.percentile(cycles, p)), 3) for p in PERCENTILES}
             results.append({"workload": workload, "contender": name, **percentiles, "rounds": len(ms)})
     return results, left_out
 

@@ -50,7 +50,7 @@ def names_of(chosen: BenchOptions) -> Sequence[str]:
         InputError: the grid does not have one.
     """
     known = (*GRID, *SKEWED)
-    names = listed(chosen.workloads) or known
+    names = tuple(dict.fromkeys(listed(chosen.workloads))) or known
     for name in names:
         if name not in known:
             raise InputError(f"--workload: got {quoted(name)}; accepted are {', '.join(known)}")

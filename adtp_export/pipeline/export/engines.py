@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import shutil
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ from ...artifacts.records import BUILT_NOT_RUN, EMULATED, PLUGIN, VERIFIED, Note
 from ...graph.debug import debug_form
 from ...plugins import library, operators, runner
 from ...runtimes import Engine, onnxruntime, tensorrt
+from ...runtimes.packed import Judged
+from ...targets.sizes import together
 from ...targets.specs import CPU, RUNTIMES, TargetSpec
 from .context import ExportContext, StepResult, WrittenFile
 from .file_plan import EnginePlan
@@ -29,15 +34,15 @@ def build_engines(run: ExportContext, plans: Iterable[EnginePlan], written: Mapp
     found = StepResult()
     for plan in plans:
         for spec in plan.specs:
-            built = _one(run, plan, spec, written[plan.file.name])
+            built = _one(run, plan, spec, written)
             found += built
             if any(target.status == VERIFIED for target in built.targets.values()):
                 break
     return found
 
 
-def _one(run: ExportContext, plan: EnginePlan, spec: TargetSpec, model: WrittenFile) -> StepResult:
-    name = f"{FOLDER}/{spec}.engine"
+def _one(run: ExportContext, plan: EnginePlan, spec: TargetSpec, written: Mapping[str, WrittenFile]) -> StepResult:
+    model, name = written[plan.file.name], _name(spec)
     engine, known = _build(run, plan, spec, model.path, name)
     with run.writing(name) as file:
         file.write_bytes(engine)
@@ -48,16 +53,38 @@ def _one(run: ExportContext, plan: EnginePlan, spec: TargetSpec, model: WrittenF
         return StepResult({str(spec): Target(file=name, status=status, attention=spec.attention, details=details)})
 
     def open_both() -> tuple[Engine, Engine | None]:
-        runtime = RUNTIMES[spec.runtime]
-        engine = runtime.open(file, spec, keep_plugin_unloaded=True)
-        with debug_form(model.path) as debug_model:
-            if debug_model == model.path:
-                return engine, None
-            debug = debug_model.with_suffix(".engine")
-            debug.write_bytes(_build(run, plan, spec, debug_model, debug.name)[0])
-            return engine, runtime.open(debug, spec, keep_plugin_unloaded=True)
+        models = {spec: model.path}
+        if plan.file.wider:  # for texts that do not fit this size
+            models[dataclasses.replace(spec, form=plan.file.wider.form)] = written[plan.file.wider.name].path
+        with contextlib.ExitStack() as scratch:
+            engines, debug = [], []
+            for each, path in models.items():
+                debug_path = scratch.enter_context(debug_form(path))
+                engine = run.work / _name(each)
+                if not engine.exists():  # one with the other attention was verified, and is enough
+                    engine = Path(scratch.enter_context(tempfile.TemporaryDirectory()), engine.name)
+                    engine.write_bytes(_build(run, plan, each, path, engine.name)[0])
+                engines.append(_open(engine, each))
+                if debug_path != path:
+                    engine = debug_path.with_suffix(".engine")
+                    engine.write_bytes(_build(run, plan, each, debug_path, engine.name)[0])
+                    debug.append(_open(engine, each))
+            return _joined(engines), _joined(debug) if debug else None
 
     return judge_engine(run, spec, model, open_both, details={**details, "file": name})
+
+
+def _name(spec: TargetSpec) -> str:
+    return f"{FOLDER}/{spec}.engine"
+
+
+def _open(file: Path, spec: TargetSpec) -> Engine:
+    return RUNTIMES[spec.runtime].open(file, spec, keep_plugin_unloaded=True)
+
+
+def _joined(engines: Sequence[Engine]) -> Engine:
+    """Return an engine; of one of a fixed size and a larger one, what runs each batch in the first that it fits."""
+    return engines[0] if len(engines) == 1 else Judged(together(*engines).engines)
 
 
 def _build(
