@@ -356,8 +356,10 @@ def _hold_what_is_at(path: Path, beside: Path, wait: bool) -> int | None:
             if not path.exists():
                 return None
             continue
+        if lock is None:
+            return None
         with contextlib.suppress(FileNotFoundError):
-            if lock is None or os.path.samestat(os.fstat(lock), path.stat()):
+            if os.path.samestat(os.fstat(lock), path.stat()):
                 return lock
         os.close(lock)
 

@@ -61,7 +61,10 @@ def _explain(student: PrunedEncoder, row: Batch, asked: np.ndarray) -> Explanati
         said = student(**inputs)
     what = explained(student, said, asked)
     gradients = integrated_gradients(
-        lambda: what.score(student.dense(**inputs)), student.get_input_embeddings(), STEPS, lambda answer, whole: answer
+        lambda: what.score(student.dense(**inputs, return_dict=True)),
+        student.get_input_embeddings(),
+        STEPS,
+        lambda answer, whole: answer,
     )[1]
     live = torch.ones_like(inputs[INPUT_IDS], dtype=torch.bool)
     lengths = token_attribution(gradients, live)[0].double().numpy()

@@ -202,3 +202,37 @@ def _pieces(render: Render, slots: Sequence[str], required: Sequence[str]) -> li
             return pieces
         wrong = differing
     raise _UnfitError(f"it does more with {quoted(wrong)} than to put that into places")
+
+
+_ARGUMENTS = (
+    "config_args", "config_kwargs", "tokenizer_args", "processor_kwargs", "model_args", "model_kwargs", "tokenizer_name_or_path",
+)  # fmt: skip
+"""What sentence-transformers passes on to transformers."""
+_HARMLESS = {
+    "torch_dtype",
+    "dtype",
+    "attn_implementation",
+    "trust_remote_code",
+    "cache_dir",
+    "local_files_only",
+    "token",
+    "revision",
+}
+"""Arguments that change no answer here."""
+
+
+def without_arguments(home: Path, limits: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a Transformer module, which pass nothing on that this would not see.
+
+    Raises:
+        InputError: they do.
+    """
+    for name in _ARGUMENTS:
+        given = limits.get(name)
+        more = {key for key in given if key not in _HARMLESS} if isinstance(given, dict) else given
+        if more:
+            raise InputError(
+                f"{home}: its settings for sentence-transformers have {name}: {quoted(given)}, which is not read here. Write it into "
+                "config.json or the tokenizer's files, and leave it out there"
+            )
+    return limits

@@ -295,7 +295,7 @@ def _pooling(path: Path) -> str:
     fields = document(path)
     modes = fields.get("pooling_mode", [name for field, name in _OLD_POOLINGS.items() if fields.get(field)] or "mean")
     modes = [modes] if isinstance(modes, str) else modes
-    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _POOLINGS:
+    if not isinstance(modes, list) or len(modes) != 1 or not isinstance(modes[0], str) or modes[0] not in _POOLINGS:
         raise InputError(f"{path}: pooling is {quoted(modes)}; accepted is one of {', '.join(_POOLINGS)}")
     if fields.get("include_prompt") is False:
         raise InputError(f"{path}: include_prompt is false; accepted are models that pool the prompt's tokens, too")
@@ -355,7 +355,7 @@ def prompts_of(settings: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """Return the prompts that are not empty, and the one that is put before texts where nothing is said."""
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     strings = isinstance(prompts, dict) and all(isinstance(prompt, (str, type(None))) for prompt in prompts.values())
-    if not strings or not (default is None or default in prompts):
+    if not strings or not (default is None or (isinstance(default, str) and default in prompts)):
         raise InputError(
             f"{directory / SETTINGS}: prompts are {quoted(prompts)}, the default {quoted(default)}; accepted is an object of texts, and a "
             "name of it"
@@ -386,8 +386,8 @@ def _template_files(home: Path, processing: chat_template.Processing) -> list[Pa
 
 
 def fields_of_limits(home: Path) -> dict[str, Any]:
-    """Return its fields; none where there is no such file."""
-    return next((document(path) for path in limit_files(home)), {})
+    """Return its fields; none where there is no such file. Raises InputError where they change the model or its tokenizer."""
+    return chat_template.without_arguments(home, next((document(path) for path in limit_files(home)), {}))
 
 
 def document(path: Path) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from .tokenizer import load_tokenizer, special_token
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 _PLAIN_VECTORS = {HEAD_EMBEDDING: "the mean of its tokens' states", HEAD_SPARSE: "SPLADE's, by the maximum"}
-_BENIGN_SUFFIX = ".position_ids"
+_BENIGN_SUFFIX = (".position_ids", ".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq")
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _UNUSED = re.compile(
     r"^(cls|lm_head|qa_outputs|predictions|(discriminator|generator)_\w+|vocab_\w+|(mask|lm)_predictions|decoder)\.|(^|\.)pooler\."

@@ -86,7 +86,8 @@ def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tok
         check_regular(directory / name)
     try:
         with reading_texts():
-            tokenizer = prepared(_with_rows(makers[found](directory), config.vocab_size))
+            _check_kind(directory, found, config)
+            tokenizer = prepared(_with_rows(_with_added(makers[found](directory), directory), config.vocab_size))
     except MissingDependencyError:
         raise
     except InputError as error:
@@ -98,6 +99,54 @@ def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tok
             f"{directory}: the tokenizer gives ids up to {last}, the model knows {config.vocab_size}; they do not match"
         )
     _try(tokenizer, directory, config, templated)
+    return tokenizer
+
+
+_WORD_PIECE = {"Bert", "DistilBert", "Electra", "ConvBert", "MobileBert", "SqueezeBert", "LayoutLM", "RetriBert"}
+_OWN_FILES = {"vocab.txt": _WORD_PIECE, "merges.txt": {"Roberta", "Bart", "Longformer"}}
+"""Files of a tokenizer, and the kinds that are made of them here, as transformers calls their classes."""
+
+
+def _check_kind(directory: Path, found: str, config: Any) -> None:
+    """Raises InputError where the file that was found is of a kind of tokenizer that this would read otherwise than transformers."""
+    settings = _settings(directory)
+    own = settings.get("auto_map")
+    if isinstance(own, dict) and own.get("AutoTokenizer"):
+        raise InputError("it has code of its own, which is not run; save it as tokenizer.json, and leave auto_map out")
+    if (kinds := _OWN_FILES.get(found)) is None:
+        return
+    named = settings.get("tokenizer_class") or getattr(config, "tokenizer_class", None)
+    kind = str(named).removesuffix("Fast").removesuffix("Tokenizer")
+    other = config.model_type == "mpnet" or (named and kind not in kinds and named != "PreTrainedTokenizerFast")
+    if other:
+        raise InputError(
+            f"{found} is of {named or 'MPNetTokenizer'}; made of it here are those of {', '.join(sorted(kinds))}. Save a tokenizer.json, "
+            "as AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) does"
+        )
+
+
+def _with_added(tokenizer: Tokenizer, directory: Path) -> Tokenizer:
+    """Add the tokens that stand beside a tokenizer's file and not in it.
+
+    Raises:
+        InputError: one has an id that is not the next one.
+    """
+    listed = _settings(directory).get("added_tokens_decoder") or {}
+    tokens = {
+        int(number): fields for number, fields in listed.items() if isinstance(fields, dict) and number.isdecimal()
+    }
+    tokens |= {number: {"content": token} for token, number in _settings(directory, TOKEN_NAMES[1]).items()}
+    flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
+    for number, told in sorted(tokens.items()):
+        content = told.get("content")
+        if not isinstance(content, str) or tokenizer.token_to_id(content) is not None:
+            continue
+        if number != tokenizer.get_vocab_size():
+            raise InputError(
+                f"the token {quoted(content)} has the id {number}, and the next free one is {tokenizer.get_vocab_size()}"
+            )
+        token = AddedToken(content, **{name: bool(told[name]) for name in flags if name in told})
+        (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
     return tokenizer
 
 

@@ -1,5 +1,6 @@
 """Directories of sentence-transformers: what is read, how texts are read, and what is refused."""
 
+import contextlib
 import json
 import shutil
 
@@ -202,6 +203,42 @@ def test_bad_directories(directory, change, message):
     with pytest.raises(InputError, match=message) as raised:
         open_checkpoint(directory)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "refused"),
+    [
+        ("config_args", {"is_causal": False}, True),
+        ("tokenizer_args", {"model_max_length": 8}, True),
+        ("tokenizer_name_or_path", "another", True),
+        ("model_kwargs", {"torch_dtype": "float16", "attn_implementation": "eager"}, False),
+        ("config_kwargs", {}, False),
+    ],
+)
+def test_arguments_that_change_the_model_are_not_passed_over(directory, name, value, refused):
+    edit_json(directory / "sentence_bert_config.json", **{name: value})
+    message = f"its settings for sentence-transformers have {name}: .* Write it into config.json"
+    with pytest.raises(InputError, match=message) if refused else contextlib.nullcontext():
+        open_checkpoint(directory)
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "message"),
+    [
+        ("1_Pooling/config.json", {"pooling_mode": [["x"]]}, "pooling is .*; accepted is one of"),
+        (
+            "config_sentence_transformers.json",
+            {"prompts": {"a": "b"}, "default_prompt_name": []},
+            "prompts are .*the default",
+        ),
+    ],
+)
+def test_values_of_other_types_are_one_message(directory, file, fields, message):
+    if not (directory / file).exists():
+        write_json(directory / file, {})
+    edit_json(directory / file, **fields)
+    with pytest.raises(InputError, match=message):
+        open_checkpoint(directory)
 
 
 def test_options_of_others_are_refused(directory):

@@ -1,12 +1,15 @@
 """Plain transformers directories: the head that a directory says it has, `--head`, and names of weights."""
 
+import contextlib
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from conftest import DEMO
 from plain_models import CLASSES, SHAPE, add_tokenizer, edit_json, write_plain, write_pruned
 from safetensors.torch import load_file
 from templated_models import write_tokenizer
@@ -262,6 +265,47 @@ def test_a_tokenizer_that_adds_no_token(tmp_path):
         assert len(read(tokenizer, ["a film", ("", "ok")], 64)) == 2
     with pytest.raises(InputError, match="gives no token for ''; accepted is one that adds a first token"):
         load_tokenizer(tmp_path, transformers.BertConfig(**shape))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (
+            "bert",
+            {"tokenizer_class": "BertJapaneseTokenizer"},
+            "vocab.txt is of BertJapaneseTokenizer; made of it here",
+        ),
+        ("bert", {"auto_map": {"AutoTokenizer": ["t.T", None]}}, "it has code of its own, which is not run"),
+        ("mpnet", {}, "vocab.txt is of MPNetTokenizer; .* Save a tokenizer.json"),
+        ("bert", {"tokenizer_class": "BertTokenizerFast"}, None),
+        ("bert", {}, None),
+    ],
+)
+def test_files_of_other_tokenizers_are_not_read_as_those_of_bert(tmp_path, kind, settings, message):
+    shutil.copy(DEMO / "vocab.txt", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    config = transformers.AutoConfig.for_model(kind, vocab_size=2000)
+    with contextlib.nullcontext() if message is None else pytest.raises(InputError, match=message):
+        load_tokenizer(tmp_path, config)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["tokenizer.json", "vocab.txt"])
+@pytest.mark.parametrize("file", ["added_tokens.json", "tokenizer_config.json"])
+def test_added_tokens_that_stand_beside_a_tokenizer_are_added(tmp_path, file, whole):
+    shutil.copy(DEMO / ("tokenizer.json" if whole else "vocab.txt"), tmp_path)
+    config = transformers.BertConfig(vocab_size=2000)
+    free = load_tokenizer(tmp_path, config).get_vocab_size()
+
+    def write(number):
+        token = {"content": "[E1]", "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        written = {"[E1]": number} if file == "added_tokens.json" else {"added_tokens_decoder": {str(number): token}}
+        (tmp_path / file).write_text(json.dumps(written))
+
+    write(free)
+    assert load_tokenizer(tmp_path, config).encode("a [E1] film", add_special_tokens=False).ids[1] == free
+    write(free + 1)
+    with pytest.raises(InputError, match=rf"the token '\[E1\]' has the id {free + 1}, and the next free one is {free}"):
+        load_tokenizer(tmp_path, config)
 
 
 def test_labels_are_of_classifiers_alone(tmp_path):

@@ -38,6 +38,7 @@ class Gte(Backbone):
         "attention.o_proj": "self_attn.o_proj",
         "attn_ln": "post_attention_layernorm",
         "mlp_ln": "post_mlp_layernorm",
+        "lm_head.norm": "lm_head.layer_norm",
     }
     """Parts of names in files, and what transformers' modules have in their places."""
     joined: ClassVar[Mapping[str, tuple[str, ...]]] = {
