@@ -58,6 +58,13 @@ def test_each_backbone_is_explained(backbone):
     assert FLOWED in found.figures
 
 
+def test_a_configuration_that_asks_for_tuples_changes_nothing():
+    student = make_encoder("bert", "adtp")
+    expected = explain(student, one_text(), np.ones(N, bool))
+    student.dense.config.return_dict = False
+    assert explain(student, one_text(), np.ones(N, bool)) == expected
+
+
 @pytest.mark.parametrize("head", HEAD_FIELDS)
 def test_what_is_explained_is_the_students_own_answer(head):
     """Of the same output, F is the log odds of what is answered; for vectors their length in their own direction."""

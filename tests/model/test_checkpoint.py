@@ -173,7 +173,11 @@ def test_bad_weights(checkpoint_dir, change, message):
 
 
 def test_benign_extra_is_ignored(checkpoint_dir):
-    edit_weights(checkpoint_dir, lambda w: w.update({"bert.embeddings.position_ids": torch.arange(128)}))
+    extra = {
+        "bert.embeddings.position_ids": torch.arange(128),
+        "layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),  # as old versions of transformers wrote them
+    }
+    edit_weights(checkpoint_dir, lambda w: w.update(extra))
     load_checkpoint(checkpoint_dir)
 
 

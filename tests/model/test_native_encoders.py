@@ -80,6 +80,7 @@ def test_files_equal_the_oracle(tmp_path, backbone, pruning, head):
     [
         ("GteForSequenceClassification", "gte.encoder.layer.1.attention.qkv_proj.bias", None),
         ("GteForMaskedLM", "gte.encoder.layer.0.mlp.up_gate_proj.weight", "embedding"),
+        ("GteForMaskedLM", "lm_head.norm.weight", "masked"),
         ("NomicBertModel", "encoder.layers.1.mlp.fc12.weight", None),
         ("NomicBertForTokenClassification", "nomic_bert.encoder.layers.0.attn.Wqkv.weight", None),
         ("JinaEmbeddingsV3ForQuestionAnswering", "roberta.encoder.layers.0.mixer.Wqkv.weight", None),

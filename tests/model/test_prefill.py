@@ -159,6 +159,12 @@ def test_a_wrong_choice_shows(tmp_path):
     expected = expect(decoder, draw_prompts(decoder, 1), 1)
     other = dataclasses.replace(decoder, stages=(FastVStage(layer=2, keep=0.45),))
     assert "other tokens from layer 2" in compare(decoder, expected, *networks(other)).failure
+    excused = dataclasses.replace(expected, choice_errors=[1e9 for _ in expected.choice_errors])
+    none = compare(decoder, excused, *networks(other))
+    assert (none.rows_compared, none.failure) == (
+        0,
+        "of no prompt the same tokens were kept, so no answer could be compared",
+    )
 
 
 @settings(max_examples=40, deadline=None)
