@@ -22,7 +22,6 @@ from ..contract import (
     HEAD_EMBEDDING,
     HEAD_MASKED,
     HEAD_SEQUENCE,
-    HEAD_SPARSE,
     HEAD_TOKENS,
 )
 from ..data.sides import Sides
@@ -34,14 +33,13 @@ from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_l
 from .encoder import PrunedEncoder
 from .heads import head_class
 from .heads.sequence import AdtpBertForSequenceClassification
-from .plain import FORMATS, check_code, check_float, with_format
+from .plain import FORMATS, check_code, check_float, plain_vectors, with_format
 from .structured import read_sizes
 from .text_settings import RECORDS, check_sides, text_settings
 from .tokenizer import load_tokenizer, special_token
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
-_PLAIN_VECTORS = {HEAD_EMBEDDING: "the mean of its tokens' states", HEAD_SPARSE: "SPLADE's, by the maximum"}
 _BENIGN_SUFFIX = (".position_ids", ".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq")
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _UNUSED = re.compile(
@@ -126,9 +124,9 @@ def load_checkpoint(directory: Path, allow_pickle: bool = False, head: str | Non
     config = make_config(with_format(raw, path, head), path)
     files = weight_files(directory, allow_pickle)
     notes: tuple[str, ...] = ()
-    if config.head in _PLAIN_VECTORS and raw.get("model_type") != config.model_type:
+    if (vectors := plain_vectors(config)) and raw.get("model_type") != config.model_type:
         notes = (
-            f"{directory.name} has no modules.json: its vectors are {_PLAIN_VECTORS[config.head]}, as sentence-transformers makes them "
+            f"{directory.name} has no modules.json: its vectors are {vectors}, as sentence-transformers makes them "
             "of such a directory",
         )
     settings = text_settings(raw, path)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS
 from ..errors import InputError, did_you_mean, ellipsize, quoted
 from . import registry
 from .backbones.base import BIDIRECTIONAL, CAUSAL_FIELD
@@ -60,7 +60,20 @@ def with_format(raw: Mapping[str, Any], path: Path, head: str | None = None) -> 
         _check_same(head, stored, path)
         return dict(raw)
     check_encoder(raw, path, pooled=head == HEAD_EMBEDDING)
-    return as_format_2(raw, head_of(raw, path, head))
+    found = head_of(raw, path, head)
+    language = any(name.endswith("ForCausalLM") for name in architectures(raw)) and raw.get(CAUSAL_FIELD) is not False
+    pooling = {"embedding": {"pooling": "last"}} if found == HEAD_EMBEDDING and language else {}
+    return as_format_2(raw, found, **pooling)
+
+
+def plain_vectors(config: PrunedEncoderConfig | AdtpBertConfig) -> str | None:
+    """Say what vectors a directory without `modules.json` gives; None where it gives none."""
+    if config.head == HEAD_SPARSE:
+        return "SPLADE's, by the maximum"
+    if config.head != HEAD_EMBEDDING:
+        return None
+    last = (getattr(config, "embedding", None) or {}).get("pooling") == "last"
+    return "the state of its last token" if last else "the mean of its tokens' states"
 
 
 def check_code(raw: Mapping[str, Any], path: Path) -> None:

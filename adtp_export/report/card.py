@@ -21,6 +21,7 @@ from ..contract import (
 )
 from ..errors import printable
 from ..inference.answers.zero_shot import entailment
+from ..io import read_json
 from . import markdown
 
 TASKS = {
@@ -79,7 +80,8 @@ def metadata(manifest: Manifest, checkpoint: Path, config: Mapping[str, Any], re
         "library_name": _LIBRARIES.get(head, usual),
         "tags": ["onnx", "adtp-export", *(["token-pruning"] if manifest.checkpoint["prune_sites"] else [])],
     }
-    named = config.get("_name_or_path")
+    stored = checkpoint / "config.json"
+    named = read_json(stored).get("_name_or_path") if stored.is_file() else None  # which is no field of what was loaded
     base = {"base_model": named} if is_repository(named) else {}
     stays = _said(replaced) if replaced else {}
     left = _LICENSE if "license" in stays else ()

@@ -243,4 +243,7 @@ def test_a_model_that_generates_is_read_for_its_states(tmp_path):
     raw = {**SHAPE, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
     with pytest.raises(InputError, match="generates text .Qwen3ForCausalLM.; accepted are .* --head embedding"):
         with_format(raw, tmp_path / "config.json")
-    assert with_format(json.loads(json.dumps(raw)), tmp_path / "config.json", "embedding")["head"] == "embedding"
+    for more, pooling in (({}, {"embedding": {"pooling": "last"}}), ({"is_causal": False}, {})):
+        found = with_format(json.loads(json.dumps({**raw, **more})), tmp_path / "config.json", "embedding")
+        assert {**found, "head": "embedding", **pooling} == found  # as sentence-transformers pools such a directory
+        assert ("embedding" in found) == bool(pooling)

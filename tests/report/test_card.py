@@ -1,6 +1,7 @@
 """Model cards: the fields that the Hub reads, and how to run what is there."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -34,7 +35,8 @@ def manifest(packed_export):
 )
 def test_cards_of_other_heads(manifest, tmp_path, head, config, task, use):
     manifest = dataclasses.replace(manifest, checkpoint={**manifest.checkpoint, "head": head, "prune_sites": []})
-    fields = card.metadata(manifest, tmp_path, {**config, "_name_or_path": "somebody/named"}, None)
+    (tmp_path / "config.json").write_text(json.dumps({"_name_or_path": "somebody/named"}))
+    fields = card.metadata(manifest, tmp_path, config, None)
     assert fields["pipeline_tag"] == task
     assert (fields["base_model"], fields["tags"]) == ("somebody/named", ["onnx", "adtp-export"])
     text = card.render(manifest, fields, "a/b")
@@ -81,5 +83,6 @@ def test_a_card_has_the_licence_of_its_checkpoint_and_none_that_nobody_gave(
 
 def test_what_a_card_cannot_take_is_left_out(manifest, tmp_path):
     (tmp_path / "README.md").write_text("---\nlicense: [\n---\n")
-    fields = card.metadata(manifest, tmp_path, {"_name_or_path": "./model"}, tmp_path / "README.md")
+    (tmp_path / "config.json").write_text(json.dumps({"_name_or_path": "./model"}))
+    fields = card.metadata(manifest, tmp_path, {}, tmp_path / "README.md")
     assert fields.keys() == {"pipeline_tag", "library_name", "tags"}
