@@ -100,7 +100,7 @@ class Students:
             seeds.setdefault(accuracy, []).append(str(seed))
         if len(seeds) == 1:
             return f"teacher {next(iter(seeds)):.1%}"
-        told = (f"{share:.1%} (seed {' and '.join(own)})" for share, own in seeds.items())
+        told = (f"{share:.1%} (seed{'s' * (len(own) > 1)} {' and '.join(own)})" for share, own in seeds.items())
         return f"teachers {', '.join(told)}"
 
     def find(self, arm: str, at: int, batch: int, precision: str = FP32) -> Arm | None:
