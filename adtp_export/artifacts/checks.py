@@ -104,6 +104,7 @@ _OF_DATA = re.compile(r".*\.(parquet|arrow|(jsonl|csv|tsv)(\.gz)?)|[^/]*\.(json|
 
 
 def _read_in(directory: Path) -> list[Path]:
-    kind = _OF_MODELS if (directory / "config.json").is_file() else _OF_DATA
+    model = any((directory / name).is_file() for name in ("config.json", "modules.json", "model.safetensors"))
+    kind = _OF_MODELS if model else _OF_DATA
     files = ((path.relative_to(directory).as_posix(), path) for path in directory.rglob("*"))
     return [path for name, path in sorted(files) if kind.fullmatch(name) and path.is_file()]

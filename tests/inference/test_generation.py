@@ -143,8 +143,7 @@ def test_messages_are_prompts(generator, pictures, monkeypatch):
     """Put into the template; and without one they are refused."""
     asked = [{"role": "user", "content": [{"type": "text", "text": "w1 w7"}, {"type": "image"}]}]
     with monkeypatch.context() as changed:
-        changed.setattr(generator, "manifest", SimpleNamespace(files=["tokenizer.json"]))
-        changed.setattr(generation, "checked_file", lambda directory, manifest, name: directory / name)
+        changed.setattr(generator, "_chat", None)
         with pytest.raises(InputError, match="has no chat template; write prompts out as text, or put chat_template"):
             list(generator.stream(None, [asked]))
     found = whole(generator.stream(pictures[:1], [asked], Sampling(max_new_tokens=3)), 1)

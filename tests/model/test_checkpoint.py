@@ -255,6 +255,9 @@ def test_code_in_the_directory_is_never_run(checkpoint_dir):
     (checkpoint_dir / "evil.py").write_text(f"open({str(marker)!r}, 'w')\nclass T: pass\n")
     settings = {"tokenizer_class": "NoSuch", "auto_map": {"AutoTokenizer": ["evil.T", None]}}
     (checkpoint_dir / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match="it has code of its own, which is not run; save it as tokenizer.json"):
+        load_checkpoint(checkpoint_dir)
+    (checkpoint_dir / "tokenizer_config.json").write_text("{}")
     load_checkpoint(checkpoint_dir)
     assert not marker.exists()
 

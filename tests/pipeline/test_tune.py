@@ -146,9 +146,7 @@ def test_a_search_that_was_stopped_chooses_the_same_student(model, reviewed, tmp
         searched(broken, model, reviewed, Heard())
 
 
-def test_a_step_of_bisection_that_diverges_is_followed_by_one_from_the_weights_before(
-    model, reviewed, tmp_path, monkeypatch
-):
+def test_after_a_step_of_bisection_that_diverges_the_next_has_the_same_start(model, reviewed, tmp_path, monkeypatch):
     usual, begun = trials_room.train_student, []
 
     def spoiled(teacher, task, work, audience, start=None):

@@ -69,7 +69,7 @@ def test_pixels_come_back(settings):
 def test_where_image_tokens_are(layout, own, tokens, kept, cells):
     tiles = 1 if layout == SQUARE else 3
     picture = Prepared(np.zeros((tiles, 3, 8, 8), np.float32), "<row_1_col_1>x<row_1_col_2>x", list)
-    generator = SimpleNamespace(_layout={"layout": layout}, _side=8, _picture_settings=dict)
+    generator = SimpleNamespace(_layout={"layout": layout}, _side=8, _picture_settings={})
     drawn = TracedGenerator._drawn(generator, picture, own, tokens, None if kept is None else np.array(kept))
     if cells is None:
         assert drawn is None
