@@ -47,8 +47,11 @@ def choose_peers(names: Sequence[str], forced: bool) -> list[str]:
 
     rooms = {"openvino": openvino, "ctranslate2": ctranslate2, "llamacpp": llamacpp}
     missing = {name for name in PEERS if (room := rooms.get(name.partition("-")[0])) and not room.installed()}
-    if not openvino.has_bf16():
-        missing.add("openvino-bf16")
+    bf16 = "openvino-bf16"
+    if {bf16, "all"} & set(names) and bf16 not in missing and not openvino.has_bf16():
+        if bf16 in names:
+            raise InputError(f"--peers {bf16}: this processor has no instructions for bf16; leave it out")
+        missing.add(bf16)
     if list(names) == ["all"]:
         return [name for name in PEERS if name not in missing and (forced or name != LTP)]
     for name in names:
@@ -58,10 +61,6 @@ def choose_peers(names: Sequence[str], forced: bool) -> list[str]:
             )
         if name in missing and name in LLAMACPP:
             raise MissingDependencyError(f"--peers {name}: {llamacpp.MISSING}")
-        if name == "openvino-bf16" and openvino.installed():
-            if name in missing:
-                raise InputError(f"--peers {name}: this processor has no instructions for bf16; leave it out")
-            continue
         if name in missing:
             raise MissingDependencyError(
                 f"--peers {name}: {name.partition('-')[0]} is not installed; type: pip install 'adtp-export[openvino,peers]'"

@@ -167,13 +167,22 @@ def test_llamacpp_that_is_missing(monkeypatch, tmp_path):
         peers.choose_peers(["llamacpp-bf16"], forced=True)
 
 
-def test_what_this_machine_cannot_run_is_left_out_of_all_and_told_where_it_is_named(monkeypatch, baselines):
-    packed, _, folder = baselines
+def test_what_this_machine_cannot_run_is_left_out_of_all_and_told_where_it_is_named(monkeypatch):
     monkeypatch.setattr(openvino, "installed", lambda: "1")
     monkeypatch.setattr(openvino, "has_bf16", lambda: False)
     assert "openvino-bf16" not in peers.choose_peers(["all"], forced=True)
     with pytest.raises(InputError, match="--peers openvino-bf16: this processor has no instructions for bf16"):
         peers.choose_peers(["openvino-bf16"], forced=True)
+    monkeypatch.setattr(openvino, "installed", lambda: None)
+    monkeypatch.delattr(openvino, "has_bf16")  # which would import it
+    assert peers.choose_peers(["optimum"], forced=False) == ["optimum"]
+    assert not {"openvino", "openvino-bf16"} & set(peers.choose_peers(["all"], forced=True))
+    with pytest.raises(MissingDependencyError, match="--peers openvino-bf16: openvino is not installed"):
+        peers.choose_peers(["openvino-bf16"], forced=True)
+
+
+def test_without_a_compiler_one_peer_of_pytorch_is_left_out(monkeypatch, baselines):
+    packed, _, folder = baselines
     monkeypatch.setattr(peers, "COMPILERS", ("no-such-compiler",))
     names = [peer.name for peer in peers.dense_peers(["torch"], packed, TWO_LAYERS, folder)]
     assert names == ["torch-eager-dense-2", "torch-sdpa-dense-2"]
