@@ -350,11 +350,11 @@ def convert(name: str, value: Any, where: str) -> Any:
     if isinstance(value, (list, tuple)):
         value = ",".join(map(str, value))
     kind = next(known.kind for known in options_of(TrainOptions) if known.name == name)
-    if isinstance(value, bool):  # YAML reads yes and no so
-        value = value if kind is not str else "yes" if value else "no"
     try:
-        if isinstance(value, bool):
-            raise TypeError
+        if isinstance(value, bool):  # YAML reads yes and no so
+            if kind is not str:
+                raise TypeError
+            value = "yes" if value else "no"
         if kind is int and float(value) != int(float(value)):
             raise ValueError
         return kind(float(value)) if kind is int else kind(value)

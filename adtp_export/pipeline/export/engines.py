@@ -60,15 +60,15 @@ def _one(run: ExportContext, plan: EnginePlan, spec: TargetSpec, written: Mappin
             engines, debug = [], []
             for each, path in models.items():
                 debug_path = scratch.enter_context(debug_form(path))
-                engine = run.work / _name(each)
-                if not engine.exists():  # one with the other attention was verified, and is enough
-                    engine = Path(scratch.enter_context(tempfile.TemporaryDirectory()), engine.name)
-                    engine.write_bytes(_build(run, plan, each, path, engine.name)[0])
-                engines.append(_open(engine, each))
+                place = run.work / _name(each)
+                if not place.exists():  # one with the other attention was verified, and is enough
+                    place = Path(scratch.enter_context(tempfile.TemporaryDirectory()), place.name)
+                    place.write_bytes(_build(run, plan, each, path, place.name)[0])
+                engines.append(_open(place, each))
                 if debug_path != path:
-                    engine = debug_path.with_suffix(".engine")
-                    engine.write_bytes(_build(run, plan, each, debug_path, engine.name)[0])
-                    debug.append(_open(engine, each))
+                    place = debug_path.with_suffix(".engine")
+                    place.write_bytes(_build(run, plan, each, debug_path, place.name)[0])
+                    debug.append(_open(place, each))
             return _joined(engines), _joined(debug) if debug else None
 
     return judge_engine(run, spec, model, open_both, details={**details, "file": name})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -156,15 +157,12 @@ class Trials:
         name = self.name_of(arm, rows, start)
         unfinished, task = self.work / UNFINISHED / name, self.task_of(arm, rows)
         weights = load_file(self.student(start) / WEIGHTS) if start else None
-        try:
+        student, told = None, self._nothing_right()
+        with contextlib.suppress(DivergedError):
             model = train_student(self.teacher, task, unfinished, Audience(progress, lambda told: None), weights)
-        except DivergedError:
-            student, told = None, self._nothing_right()
-        else:
-            told = self._told_of(model, task)
-            student = model.student.cpu()
-            if not np.isfinite(told.loss).all():  # the last step of all spoiled it
-                student, told = None, self._nothing_right()
+            found = self._told_of(model, task)
+            if np.isfinite(found.loss).all():  # else the last step of all spoiled it
+                student, told = model.student.cpu(), found
         self._keep(name, told, student, task)
         trial = Trial(
             name=name,
