@@ -8,7 +8,7 @@ import torch
 
 from adtp_export.ops.onnx_linear import bf16_weight, int8_weight
 
-LEVELS = ("avx512_bf16", "avx512_vnni", "avx2_vnni", "avx512", "avx2", "portable")
+LEVELS = ("amx", "avx512_bf16", "avx512_vnni", "avx2_vnni", "avx512", "avx2", "portable")
 EPS = float(np.finfo(np.float32).eps)
 GELU_ERROR = 1e-6
 """erf is off by 1.5e-7 and everything else rounds a few times: of x, this much."""

@@ -24,8 +24,10 @@ GPU_ORDER = ("fp16", "bf16", "fp8", "int8", "fp32")
 """Precisions on a GPU by the speed that is expected of them, where nothing was measured."""
 FORMS = (PRECOMPUTED, "", PACKED, LINEAR)
 """Forms of files by the same."""
-QUICK = {"int8": {"avx512_vnni", "avx_vnni"}, "bf16": {"avx512_bf16"}}
+QUICK = {"int8": {"avx512_vnni", "avx_vnni"}, "bf16": {"avx512_bf16", "amx_bf16"}}
 """Instructions, any of which makes our products in a precision the fastest that a CPU has; the fastest precision first."""
+SLOW_ON = {"GenuineIntel": {"avx512_bf16"}}
+"""By vendor those of them that are no faster there than products in fp32."""
 
 
 @dataclass(frozen=True)
@@ -204,8 +206,8 @@ def _expectation(spec: TargetSpec) -> tuple[int, int, int, bool]:
 
 
 def _is_quick(spec: TargetSpec) -> bool:
-    """Say whether a target's products have instructions of their own here. Intel's for bf16 are no faster than those for fp32."""
-    ours = spec.device == CPU and spec.form == LINEAR and spec.attention == PLUGIN
-    if not ours or (spec.precision == "bf16" and hardware()["vendor"] == "GenuineIntel"):
+    """Say whether a target's products have instructions of their own here that are faster than those for fp32."""
+    if spec.device != CPU or spec.form != LINEAR or spec.attention != PLUGIN:
         return False
-    return not QUICK.get(spec.precision, set()).isdisjoint(instructions())
+    quick = QUICK.get(spec.precision, set()) - SLOW_ON.get(hardware()["vendor"], set())
+    return not quick.isdisjoint(instructions())

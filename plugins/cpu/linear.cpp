@@ -15,14 +15,19 @@ namespace
 
 constexpr int64_t kValuesOfPiece = 1 << 16; // that a thread rounds at once
 constexpr int64_t kPieceRows = 96; // their bytes stay in a core's cache
-constexpr int64_t kTileRows = 12; // what tiles of 12, 6 and 4 rows divide
 constexpr int64_t kPieceProducts = 4000000; // multiply-adds
 constexpr int64_t kWorthTwoThreads = 400000;
 constexpr int64_t kTileBlocks = 4;
+constexpr size_t kCacheLine = 64;
 
 int64_t divideUp(int64_t x, int64_t y)
 {
     return (x + y - 1) / y;
+}
+
+int64_t roundUp(int64_t x, int64_t y)
+{
+    return divideUp(x, y) * y;
 }
 
 } // namespace
@@ -35,7 +40,11 @@ LinearLevel const* linearLevel(char const* name)
         LinearLevel const& level;
         bool (*runsHere)();
         bool pays; // Intel's vdpbf16ps does the work of two fp32 multiply-adds in the time of four
-    } const levels[] = {{kLinearAvx512Bf16, hasAvx512Bf16, !Features::isIntel()}, {kLinearAvx512Vnni, hasAvx512Vnni, true},
+    } const levels[] = {
+#ifdef ADTP_AMX
+        {kLinearAmx, hasAmx, true},
+#endif
+        {kLinearAvx512Bf16, hasAvx512Bf16, !Features::isIntel()}, {kLinearAvx512Vnni, hasAvx512Vnni, true},
         {kLinearAvx2Vnni, hasAvx2Vnni, true}, {kLinearAvx512, hasAvx512Bw, true}, {kLinearAvx2, hasAvx2, true}};
     for (auto const& one : levels)
     {
@@ -59,14 +68,15 @@ LinearPieces::LinearPieces(Linear const& call, LinearLevel const& level)
     int64_t const products = call.m * call.k * call.n;
     mConverted = products < kWorthTwoThreads ? call.m : std::max<int64_t>(1, kValuesOfPiece / std::max<int64_t>(call.k, 1));
     mConversions = divideUp(call.m, mConverted);
-    mRows = divideUp(divideUp(call.m, std::max<int64_t>(1, call.m / kPieceRows)), kTileRows) * kTileRows;
+    mRows = roundUp(divideUp(call.m, std::max<int64_t>(1, call.m / kPieceRows)), level.tileRows);
     mRowPieces = divideUp(call.m, mRows);
     int64_t const tiles = divideUp(divideUp(call.n, kColumns), kTileBlocks);
     mColumnPieces = std::clamp<int64_t>(
         products / mRowPieces / kPieceProducts, std::min<int64_t>(products > kWorthTwoThreads ? 2 : 1, tiles), tiles);
-    auto const rows = static_cast<size_t>(call.m);
-    mPitch = groupsOf(call) * (call.scale ? kGroupBytes : level.bf16Bytes);
-    mBytes.reset(new (std::nothrow) uint8_t[rows * static_cast<size_t>(mPitch)]);
+    auto const rows = static_cast<size_t>(roundUp(call.m, level.readRows));
+    mPitch = roundUp(groupsOf(call) * (call.scale ? kGroupBytes : level.bf16Bytes), level.readBytes);
+    mBytes.reset(new (std::nothrow) uint8_t[rows * static_cast<size_t>(mPitch) + kCacheLine - 1]);
+    mFirst = mBytes.get() + (kCacheLine - reinterpret_cast<uintptr_t>(mBytes.get()) % kCacheLine) % kCacheLine;
     mScale.reset(new (std::nothrow) float[rows]);
     mZero.reset(new (std::nothrow) int32_t[rows]);
 }

@@ -52,6 +52,9 @@ struct LinearLevel
 {
     char const* name;
     int64_t bf16Bytes; // of a group of a row in bf16: 4, or 8 where its values are kept as floats
+    int64_t tileRows; // a piece has a multiple of them
+    int64_t readRows; // and readBytes: are read at once, so that the rows of a call are padded to multiples, with bytes of any value and with zeros
+    int64_t readBytes;
     void (*convert)(Linear const& call, LowRows const& rows, int64_t first, int64_t end);
     void (*multiply)(Linear const& call, LowRows const& rows, int64_t first, int64_t end, int64_t firstBlock, int64_t endBlock);
 };
@@ -63,6 +66,9 @@ extern LinearLevel const kLinearAvx2Vnni;
 extern LinearLevel const kLinearAvx512;
 extern LinearLevel const kLinearAvx512Vnni;
 extern LinearLevel const kLinearAvx512Bf16;
+#ifdef ADTP_AMX
+extern LinearLevel const kLinearAmx;
+#endif
 #endif
 
 // A level by its name, null where this processor does not run it; for a null name the fastest.

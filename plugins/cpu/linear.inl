@@ -22,6 +22,7 @@ namespace
 
 constexpr int64_t kLanes = Vector::kLanes;
 constexpr int64_t kBf16Bytes = Bf16::kRowBytes / 2; // of a value
+constexpr int64_t kAnyTile = 12; // what tiles of 12, 6 and 4 rows divide
 constexpr float kLeastScale = 1.17549435e-38F; // the smallest normal number: its inverse is finite
 
 // x * (1 + erf(x / sqrt(2))) / 2. erf is Abramowitz and Stegun's 7.1.26, which is off by at most 1.5e-7. NaN stays NaN.
@@ -35,8 +36,8 @@ inline Vector gelu(Vector x)
     p = Vector::multiplyAdd(p, t, Vector::of(1.421413741F));
     p = Vector::multiplyAdd(p, t, Vector::of(-0.284496736F));
     p = Vector::multiplyAdd(p, t, Vector::of(0.254829592F));
-    // exp(-z * z) = 2^power; below 2^-125 it does not matter
-    Vector const power = Vector::max(Vector::of(-125.0F), z * z * Vector::of(-1.44269504F));
+    // exp(-z * z) = 2^power; below 2^-110 it does not matter, and subnormal numbers would take a hundred times as long
+    Vector const power = Vector::max(Vector::of(-110.0F), z * z * Vector::of(-1.44269504F));
     Vector const whole = Vector::round(power);
     Vector const part = power - whole;
     Vector q = Vector::of(1.33335581e-3F);
@@ -75,11 +76,14 @@ inline void finish(Linear const& call, LowRows const& rows, int64_t row, int64_t
 
 struct Bf16Product : Bf16
 {
+    static constexpr bool kIsInt8 = false;
+
     static Vector real(Linear const&, LowRows const&, int64_t, int64_t, int32_t, Sums sums) { return value(sums); }
 };
 
 struct Int8Product : Int8
 {
+    static constexpr bool kIsInt8 = true;
     static constexpr int64_t kRowBytes = kGroupBytes;
 
     static Vector real(Linear const& call, LowRows const& rows, int64_t row, int64_t column, int32_t some, Sums sums)

@@ -24,7 +24,7 @@ public:
     void multiply(int64_t piece) const;
 
 private:
-    LowRows rows() const { return {mBytes.get(), mPitch, mScale.get(), mZero.get()}; }
+    LowRows rows() const { return {mFirst, mPitch, mScale.get(), mZero.get()}; }
 
     Linear mCall;
     LinearLevel const& mLevel;
@@ -35,6 +35,7 @@ private:
     int64_t mRowPieces{0};
     int64_t mColumnPieces{0};
     std::unique_ptr<uint8_t[]> mBytes;
+    uint8_t* mFirst{nullptr}; // of them that begins a line of the cache
     std::unique_ptr<float[]> mScale;
     std::unique_ptr<int32_t[]> mZero;
 };

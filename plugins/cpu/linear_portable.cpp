@@ -209,5 +209,5 @@ struct Int8
 namespace adtp
 {
 extern LinearLevel const kLinearPortable;
-LinearLevel const kLinearPortable{"portable", Bf16::kRowBytes, convert, multiply};
+LinearLevel const kLinearPortable{"portable", Bf16::kRowBytes, kAnyTile, 1, 1, convert, multiply};
 } // namespace adtp

@@ -9,6 +9,10 @@
 #else
 #include <cpuid.h>
 #endif
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace adtp
 {
@@ -19,6 +23,7 @@ struct Features
 {
     uint32_t ebx = 0;
     uint32_t ecx = 0;
+    uint32_t edx = 0;
     uint32_t eax1 = 0;
 
     explicit Features(uint64_t state)
@@ -33,6 +38,7 @@ struct Features
         ask(7, 0, registers);
         ebx = registers[1];
         ecx = registers[2];
+        edx = registers[3];
         if (registers[0] >= 1) // the parts that there are
         {
             ask(7, 1, registers);
@@ -75,6 +81,7 @@ private:
 
 constexpr uint64_t kOfAvx2 = 0x6;
 constexpr uint64_t kOfAvx512 = 0xE6;
+constexpr uint64_t kOfAmx = 0x600E6;
 
 inline bool hasAvx2()
 {
@@ -106,5 +113,16 @@ inline bool hasAvx512Bf16()
 {
     return hasAvx512Vnni() && Features(kOfAvx512).eax1 >> 5 & 1;
 }
+
+#ifdef __linux__
+// Tiles, with products in bf16 and INT8. Linux keeps them for a process that has asked, once, for all its threads.
+inline bool hasAmx()
+{
+    constexpr uint32_t tilesAndBoth = 1u << 24 | 1u << 25 | 1u << 22;
+    constexpr long requestPermission = 0x1023, tileData = 18; // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return hasAvx512Bf16() && (Features(kOfAmx).edx & tilesAndBoth) == tilesAndBoth
+        && syscall(SYS_arch_prctl, requestPermission, tileData) == 0;
+}
+#endif
 
 } // namespace adtp

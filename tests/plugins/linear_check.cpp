@@ -69,7 +69,7 @@ bool holds(adtp::LinearLevel const& level, int64_t m, int64_t k, int64_t n, bool
 int main()
 {
     bool good = true;
-    for (char const* const name : {"avx512_bf16", "avx512_vnni", "avx2_vnni", "avx512", "avx2", "portable"})
+    for (char const* const name : {"amx", "avx512_bf16", "avx512_vnni", "avx2_vnni", "avx512", "avx2", "portable"})
     {
         adtp::LinearLevel const* const level = adtp::linearLevel(name);
         if (!level)

@@ -202,8 +202,9 @@ def test_sanitizers_find_nothing(operators_library, tmp_path):
         "linear_avx512": wide,
         "linear_avx512_vnni": (*wide, "-mavx512vnni"),
         "linear_avx512_bf16": (*wide, "-mavx512vnni", "-mavx512bf16"),
+        "linear_amx": (*wide, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     }
-    common = ("c++", "-std=c++17", "-DADTP_X86", '-DADTP_SOURCES="x"', f"-I{SOURCES}")
+    common = ("c++", "-std=c++17", "-DADTP_X86", "-DADTP_AMX", '-DADTP_SOURCES="x"', f"-I{SOURCES}")
     checked = ("-O1", *SANITIZERS)
     objects = []
     for source in sorted(SOURCES.glob("*.cpp")):

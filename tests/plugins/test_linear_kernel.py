@@ -100,17 +100,28 @@ def test_a_mistake_is_noticed(kernel):
     assert (np.abs(kernel(x, tensors, bias, False) - exact) > allowed).any()
 
 
-def test_intel_multiplies_bf16_in_fp32(operators_library):
-    """Its vdpbf16ps is half as fast as fp32 multiply-adds; the two sum in another order, so bits tell them apart."""
+def test_intel_multiplies_bf16_in_fp32_or_in_tiles(operators_library):
+    """Its vdpbf16ps is half as fast as fp32 multiply-adds; each sums in another order, so bits tell them apart."""
     x, weight, bias = make_product(24, 200, 64)
-    best, fp32, own = (
+    best, fp32, own, tiles = (
         multiply(operators_library, x, constants("bf16", weight), bias, False, level)
-        for level in (None, "avx512_vnni", "avx512_bf16")
+        for level in (None, "avx512_vnni", "avx512_bf16", "amx")
     )
     if own is None:
         pytest.skip("this processor has no vdpbf16ps")
     assert not np.array_equal(fp32, own)
-    np.testing.assert_array_equal(best, fp32 if cpu(1)["hardware"]["vendor"] == "GenuineIntel" else own)
+    dot = fp32 if cpu(1)["hardware"]["vendor"] == "GenuineIntel" else own
+    np.testing.assert_array_equal(best, dot if tiles is None else tiles)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_a_row_does_not_depend_on_its_neighbours(kernel, precision):
+    """To the bit: one row at a time, and pieces of a large product, whose last one has one row."""
+    x, weight, bias = make_product(193, 200, 64)
+    tensors = constants(precision, weight)
+    whole = kernel(x, tensors, bias, True)
+    for row in (0, 95, 96, 191, 192):
+        np.testing.assert_array_equal(kernel(x[row : row + 1], tensors, bias, True)[0], whole[row])
 
 
 def test_names_are_those_of_the_contract():
@@ -127,7 +138,15 @@ def test_names_are_those_of_the_contract():
 @pytest.mark.slow
 def test_under_sanitizers(tmp_path):
     """No read or write outside, and nothing undefined, in all forms and sizes around tiles."""
-    flags = ["-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DADTP_X86"]
+    flags = [
+        "-std=c++17",
+        "-O1",
+        "-g",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        "-DADTP_X86",
+        "-DADTP_AMX",
+    ]
     wide = ["-mavx512f", "-mavx512bw", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
     own = {
         "linear_avx2": ["-mavx2", "-mfma"],
@@ -135,6 +154,7 @@ def test_under_sanitizers(tmp_path):
         "linear_avx512": wide,
         "linear_avx512_vnni": [*wide, "-mavx512vnni"],
         "linear_avx512_bf16": [*wide, "-mavx512vnni", "-mavx512bf16"],
+        "linear_amx": [*wide, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
     }
     objects = []
     for name in ("linear", "linear_portable", *own):

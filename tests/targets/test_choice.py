@@ -249,6 +249,7 @@ def test_fixed_sizes_on_a_cpu_are_proofs(edited):
         ({"avx_vnni"}, "GenuineIntel", INT8),
         ({"avx512_bf16"}, "AuthenticAMD", BF16),
         ({"avx512_bf16"}, "GenuineIntel", PRECOMPUTED),
+        ({"avx512_bf16", "amx_bf16"}, "GenuineIntel", BF16),
     ],
 )
 def test_where_nothing_was_timed_instructions_say_what_is_fast(edited, monkeypatch, instructions, vendor, expected):
