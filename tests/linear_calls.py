@@ -21,7 +21,30 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "weight", "scale", "sums", "bias", "y")),
         *((name, ctypes.c_int64) for name in "mkn"),
         ("gelu", ctypes.c_int32),
+        ("low", ctypes.c_void_p),
+        ("lowPitch", ctypes.c_int64),
     ]
+
+
+class AddNorm(ctypes.Structure):
+    """linear.h has the same."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("residual", "gamma", "beta", "y")),
+        ("n", ctypes.c_int64),
+        ("epsilon", ctypes.c_float),
+    ]
+
+
+class Chain(ctypes.Structure):
+    """chain.h has the same."""
+
+    _fields_ = [("first", Call), ("second", Call), ("norm", AddNorm)]
+
+
+EPSILON = 1e-5
+BY_COLUMNS = -1
+"""In place of the rows of a piece."""
 
 
 def make_product(m, k, n, seed=0, scale=1.0):
@@ -43,18 +66,58 @@ def constants(precision, weight):
 
 
 def multiply(library, x, tensors, bias, gelu, level=None):
-    """Run the kernel; None where this processor does not run the level. The result was full of NaN before, and has a guard behind it."""
-    (m, k), n, guard = x.shape, len(bias), 64
-    y = np.full(m * n + guard, np.nan, np.float32)
-    places = [
-        array.ctypes.data if array is not None else None
-        for array in (x, *(tensors.get(key) for key in ("weight", "scale", "sums")), bias, y)
-    ]
-    call = Call(*places, m, k, n, gelu)
-    status = ctypes.CDLL(str(library)).adtp_linear(ctypes.byref(call), level and level.encode())
+    """Run the kernel; None where this processor does not run the level."""
+    (m, k), n = x.shape, len(bias)
+    call = make_call(x, tensors, bias, m, k, gelu)
+    return _filled(m, n, lambda y: _run(library, "adtp_linear", call, level, y=y))
+
+
+def make_call(x, tensors, bias, m, k, gelu):
+    """A product without the place of its result. Its arrays have to be kept meanwhile."""
+    arrays = (x, *(tensors.get(key) for key in ("weight", "scale", "sums")), bias)
+    return Call(*(None if array is None else array.ctypes.data for array in arrays), None, m, k, len(bias), gelu)
+
+
+def run_chain(library, x, products, residual, gamma, beta, level=None, rows=0):
+    """One product or two, given as tensors and bias, with the sum and norm behind them; None as for `multiply`."""
+    (m, k), n, calls = x.shape, len(gamma), [Call(), Call()]
+    for i, (tensors, bias) in enumerate(products):
+        calls[i] = make_call(None if i else x, tensors, bias, m, k, i + 1 < len(products))
+        k = len(bias)
+    norm = AddNorm(residual.ctypes.data, gamma.ctypes.data, beta.ctypes.data, None, n, EPSILON)
+
+    def run(y):
+        norm.y = y
+        return _run(library, "adtp_chain", Chain(*calls, norm), level, ctypes.c_int64(rows))
+
+    return _filled(m, n, run)
+
+
+def _run(library, name, call, level, *others, y=None):
+    if y is not None:
+        call.y = y
+    return getattr(ctypes.CDLL(str(library)), name)(ctypes.byref(call), level and level.encode(), *others)
+
+
+def _filled(m, n, run):
+    """What a call fills; None where this processor does not run the level. It is full of NaN before, and has a guard behind it."""
+    y = np.full(m * n + 64, np.nan, np.float32)
+    status = run(y.ctypes.data)
     assert status in (0, 1), "memory is short"
     assert np.isnan(y[m * n :]).all()
     return y[: m * n].reshape(m, n) if status == 0 else None
+
+
+def normed(x, residual, gamma, beta):
+    """The norm of a sum in double, and what a result in fp32 may be off: sums over a row round as often as it has values."""
+    total = x.astype(np.float64) + residual
+    n, mean = total.shape[1], total.mean(1, keepdims=True)
+    apart = total - mean
+    factor = 1 / np.sqrt((apart**2).mean(1, keepdims=True) + EPSILON)
+    y = apart * factor * gamma + beta
+    of_mean = (n + 4) * EPS * np.abs(total).mean(1, keepdims=True) + 2 * EPS * np.abs(total)
+    of_factor = (n + 8) * EPS + 2 * of_mean.mean(1, keepdims=True) * factor
+    return y, np.abs(gamma) * factor * (of_mean + of_factor * np.abs(apart)) + 4 * EPS * (np.abs(y) + np.abs(beta))
 
 
 def expected(precision, x, weight, bias, gelu):

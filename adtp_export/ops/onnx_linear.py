@@ -1,4 +1,4 @@
-"""`adtp::AdtpBf16Linear` and `adtp::AdtpInt8Linear`: matrix products in lower precision with fp32 rows in and out, and their weights.
+"""`adtp::AdtpBf16Linear`, `adtp::AdtpInt8Linear` and what may stand behind them: products in lower precision with fp32 rows in and out.
 
 Runtimes with a kernel of that name take the node as it is; all others inline the body below. It unpacks the weights from the order
 in which the kernel multiplies them (`plugins/cpu/linear.h`), which runtimes do once, when they fold constants.
@@ -114,9 +114,68 @@ def AdtpInt8LinearGelu(x, weight, scale, sums, bias, in_features: int, least_sca
     return op.Gelu(IntegerLinear(x, weight, scale, sums, bias, in_features, least_scale))
 
 
+@script(OURS)
+def AdtpBf16LinearAddNorm(x, weight, bias, residual, gamma, beta, in_features: int, epsilon: float):
+    total = op.Add(AdtpBf16Linear(x, weight, bias, in_features), residual)
+    return op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon)
+
+
+@script(OURS)
+def AdtpInt8LinearAddNorm(
+    x,
+    weight,
+    scale,
+    sums,
+    bias,
+    residual,
+    gamma,
+    beta,
+    in_features: int,
+    epsilon: float,
+    least_scale: float = LEAST_SCALE,
+):
+    total = op.Add(IntegerLinear(x, weight, scale, sums, bias, in_features, least_scale), residual)
+    return op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon)
+
+
+@script(OURS)
+def AdtpBf16FeedForwardAddNorm(
+    x, weight, bias, weight_out, bias_out, gamma, beta, in_features: int, inner_features: int, epsilon: float
+):
+    inner = op.Gelu(AdtpBf16Linear(x, weight, bias, in_features))
+    total = op.Add(AdtpBf16Linear(inner, weight_out, bias_out, inner_features), x)
+    return op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon)
+
+
+@script(OURS)
+def AdtpInt8FeedForwardAddNorm(
+    x,
+    weight,
+    scale,
+    sums,
+    bias,
+    weight_out,
+    scale_out,
+    sums_out,
+    bias_out,
+    gamma,
+    beta,
+    in_features: int,
+    inner_features: int,
+    epsilon: float,
+    least_scale: float = LEAST_SCALE,
+):
+    inner = op.Gelu(IntegerLinear(x, weight, scale, sums, bias, in_features, least_scale))
+    product = IntegerLinear(inner, weight_out, scale_out, sums_out, bias_out, inner_features, least_scale)
+    return op.LayerNormalization(op.Add(product, x), gamma, beta, axis=-1, epsilon=epsilon)
+
+
 @functools.cache
 def linear_functions() -> tuple[onnx.FunctionProto, ...]:
     """The bodies of all operators: standard operators, opset 20."""
     written_out = (Unpack, QuantizeRows, IntegerLinear, AdtpBf16Linear)
-    operators = (AdtpBf16Linear, AdtpBf16LinearGelu, AdtpInt8Linear, AdtpInt8LinearGelu)
+    operators = (
+        *(AdtpBf16Linear, AdtpBf16LinearGelu, AdtpBf16LinearAddNorm, AdtpBf16FeedForwardAddNorm),
+        *(AdtpInt8Linear, AdtpInt8LinearGelu, AdtpInt8LinearAddNorm, AdtpInt8FeedForwardAddNorm),
+    )
     return tuple(flat(each, [part for part in written_out if part is not each]) for each in operators)

@@ -20,16 +20,6 @@ constexpr int64_t kWorthTwoThreads = 400000;
 constexpr int64_t kTileBlocks = 4;
 constexpr size_t kCacheLine = 64;
 
-int64_t divideUp(int64_t x, int64_t y)
-{
-    return (x + y - 1) / y;
-}
-
-int64_t roundUp(int64_t x, int64_t y)
-{
-    return divideUp(x, y) * y;
-}
-
 } // namespace
 
 LinearLevel const* linearLevel(char const* name)
@@ -57,7 +47,29 @@ LinearLevel const* linearLevel(char const* name)
     return !name || std::strcmp(name, kLinearPortable.name) == 0 ? &kLinearPortable : nullptr;
 }
 
-LinearPieces::LinearPieces(Linear const& call, LinearLevel const& level)
+RowStore::RowStore(Linear const& call, LinearLevel const& level)
+{
+    int64_t const pitch = rowBytes(call, level), rows = roundUp(call.m, level.readRows);
+    mBytes.reset(new (std::nothrow) uint8_t[static_cast<size_t>(rows * pitch) + kCacheLine - 1]);
+    if (call.scale)
+    {
+        mScale.reset(new (std::nothrow) float[static_cast<size_t>(rows)]);
+        mZero.reset(new (std::nothrow) int32_t[static_cast<size_t>(rows)]);
+    }
+    if (!mBytes || (call.scale && !(mScale && mZero)))
+    {
+        return;
+    }
+    size_t const over = reinterpret_cast<uintptr_t>(mBytes.get()) % kCacheLine;
+    mRows = {mBytes.get() + (kCacheLine - over) % kCacheLine, pitch, mScale.get(), mZero.get()};
+    int64_t const used = call.scale ? call.k : call.k * level.bf16Bytes / 2;
+    for (int64_t row = 0; row < call.m && used < pitch; ++row) // a product that writes rows leaves what is behind them
+    {
+        std::memset(mRows.values + row * pitch + used, 0, static_cast<size_t>(pitch - used));
+    }
+}
+
+LinearPieces::LinearPieces(Linear const& call, LinearLevel const& level, RowStore const* converted)
     : mCall(call)
     , mLevel(level)
 {
@@ -67,24 +79,20 @@ LinearPieces::LinearPieces(Linear const& call, LinearLevel const& level)
     }
     int64_t const products = call.m * call.k * call.n;
     mConverted = products < kWorthTwoThreads ? call.m : std::max<int64_t>(1, kValuesOfPiece / std::max<int64_t>(call.k, 1));
-    mConversions = divideUp(call.m, mConverted);
+    mConversions = converted ? 0 : divideUp(call.m, mConverted);
     mRows = roundUp(divideUp(call.m, std::max<int64_t>(1, call.m / kPieceRows)), level.tileRows);
     mRowPieces = divideUp(call.m, mRows);
     int64_t const tiles = divideUp(divideUp(call.n, kColumns), kTileBlocks);
     mColumnPieces = std::clamp<int64_t>(
         products / mRowPieces / kPieceProducts, std::min<int64_t>(products > kWorthTwoThreads ? 2 : 1, tiles), tiles);
-    auto const rows = static_cast<size_t>(roundUp(call.m, level.readRows));
-    mPitch = roundUp(groupsOf(call) * (call.scale ? kGroupBytes : level.bf16Bytes), level.readBytes);
-    mBytes.reset(new (std::nothrow) uint8_t[rows * static_cast<size_t>(mPitch) + kCacheLine - 1]);
-    mFirst = mBytes.get() + (kCacheLine - reinterpret_cast<uintptr_t>(mBytes.get()) % kCacheLine) % kCacheLine;
-    mScale.reset(new (std::nothrow) float[rows]);
-    mZero.reset(new (std::nothrow) int32_t[rows]);
+    mOwn = converted ? RowStore() : RowStore(call, level);
+    mRowsOfX = converted ? converted->rows() : mOwn.rows();
 }
 
 void LinearPieces::convert(int64_t piece) const
 {
     int64_t const first = piece * mConverted;
-    mLevel.convert(mCall, rows(), first, std::min(mCall.m, first + mConverted));
+    mLevel.convert(mCall, mRowsOfX, first, std::min(mCall.m, first + mConverted));
 }
 
 void LinearPieces::multiply(int64_t piece) const
@@ -93,7 +101,28 @@ void LinearPieces::multiply(int64_t piece) const
     int64_t const blocks = divideUp(mCall.n, kColumns), tiles = divideUp(blocks, kTileBlocks);
     int64_t const from = tiles * column / mColumnPieces * kTileBlocks;
     int64_t const end = std::min(blocks, tiles * (column + 1) / mColumnPieces * kTileBlocks);
-    mLevel.multiply(mCall, rows(), first, std::min(mCall.m, first + mRows), from, end);
+    mLevel.multiply(mCall, mRowsOfX, first, std::min(mCall.m, first + mRows), from, end);
+}
+
+Ran runLinear(Linear const& call, LinearLevel const& level, Parallel const& parallel, RowStore const* converted)
+{
+    LinearPieces const pieces(call, level, converted);
+    if (!pieces.ready())
+    {
+        return Ran::kShortOfMemory;
+    }
+    bool const done = parallel(pieces.conversions(), [&](int64_t piece) { pieces.convert(piece); })
+        && parallel(pieces.products(), [&](int64_t piece) { pieces.multiply(piece); });
+    return done ? Ran::kDone : Ran::kStopped;
+}
+
+bool onOneThread(int64_t count, std::function<void(int64_t)> const& piece)
+{
+    for (int64_t i = 0; i < count; ++i)
+    {
+        piece(i);
+    }
+    return true;
 }
 
 } // namespace adtp

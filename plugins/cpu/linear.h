@@ -26,6 +26,20 @@ struct Linear
     int64_t k;
     int64_t n;
     int32_t gelu;
+    // Where it is given, results go there in place of y, as rows in bf16 that another product takes.
+    uint8_t* low = nullptr;
+    int64_t lowPitch = 0;
+};
+
+// y = the norm of y + residual over each row of N, times gamma, plus beta.
+struct AddNorm
+{
+    float const* residual; // (M, N)
+    float const* gamma; // (N,)
+    float const* beta; // (N,)
+    float* y; // (M, N)
+    int64_t n;
+    float epsilon;
 };
 
 constexpr int64_t kGroupBytes = 4; // of a column, and of a row in INT8, that are multiplied at once
@@ -41,7 +55,7 @@ inline int64_t groupsOf(Linear const& call)
 // The rows of x in lower precision.
 struct LowRows
 {
-    uint8_t* values; // (M, pitch)
+    uint8_t* values; // (M, pitch), zeros behind the values of a row
     int64_t pitch; // bytes of a row
     float* scale; // (M,), of INT8 alone; NaN where the row has a NaN or an infinity
     int32_t* zero; // (M,)
@@ -53,10 +67,11 @@ struct LinearLevel
     char const* name;
     int64_t bf16Bytes; // of a group of a row in bf16: 4, or 8 where its values are kept as floats
     int64_t tileRows; // a piece has a multiple of them
-    int64_t readRows; // and readBytes: are read at once, so that the rows of a call are padded to multiples, with bytes of any value and with zeros
-    int64_t readBytes;
+    int64_t readRows; // are read at once: the rows of a call are padded to a multiple, with any bytes
+    int64_t readBytes; // of a row likewise, with zeros
     void (*convert)(Linear const& call, LowRows const& rows, int64_t first, int64_t end);
     void (*multiply)(Linear const& call, LowRows const& rows, int64_t first, int64_t end, int64_t firstBlock, int64_t endBlock);
+    void (*addNorm)(AddNorm const& call, int64_t first, int64_t end);
 };
 
 extern LinearLevel const kLinearPortable;

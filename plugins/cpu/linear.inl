@@ -68,6 +68,11 @@ inline void finish(Linear const& call, LowRows const& rows, int64_t row, int64_t
         {
             Vector y = Kind::real(call, rows, row + r, c, some, sums[r][v]) + bias;
             y = call.gelu ? gelu(y) : y;
+            if (call.low)
+            {
+                Vector::storeBf16(call.low + (row + r) * call.lowPitch + kBf16Bytes * c, y, some);
+                continue;
+            }
             float* const place = call.y + (row + r) * call.n + c;
             some == kLanes ? Vector::store(place, y) : Vector::storeSome(place, y, some);
         }
@@ -187,6 +192,56 @@ inline Vector loadUpTo(float const* x, int64_t left)
     return left >= kLanes ? Vector::load(x) : Vector::loadSome(x, static_cast<int32_t>(left));
 }
 
+inline float sumOf(Vector x)
+{
+    float lanes[kLanes];
+    Vector::store(lanes, x);
+    float sum = 0.0F;
+    for (float const lane : lanes)
+    {
+        sum += lane;
+    }
+    return sum;
+}
+
+inline void storeUpTo(float* y, int64_t left, Vector x)
+{
+    left >= kLanes ? Vector::store(y, x) : Vector::storeSome(y, x, static_cast<int32_t>(left));
+}
+
+void addNorm(AddNorm const& call, int64_t first, int64_t end)
+{
+    auto const count = static_cast<float>(call.n);
+    for (int64_t row = first; row < end; ++row)
+    {
+        float* const y = call.y + row * call.n;
+        float const* const residual = call.residual + row * call.n;
+        Vector sums = Vector::of(0.0F);
+        for (int64_t i = 0; i < call.n; i += kLanes)
+        {
+            Vector const x = loadUpTo(y + i, call.n - i) + loadUpTo(residual + i, call.n - i);
+            storeUpTo(y + i, call.n - i, x);
+            sums = sums + x;
+        }
+        Vector const mean = Vector::of(sumOf(sums) / count);
+        sums = Vector::of(0.0F);
+        for (int64_t i = 0; i < call.n; i += kLanes)
+        {
+            storeUpTo(y + i, call.n - i, loadUpTo(y + i, call.n - i) - mean);
+            Vector const x = loadUpTo(y + i, call.n - i); // read again, for the zeros behind a row
+            sums = Vector::multiplyAdd(x, x, sums);
+        }
+        float roots[kLanes];
+        Vector::store(roots, Vector::root(Vector::of(sumOf(sums) / count + call.epsilon)));
+        Vector const factor = Vector::of(1.0F / roots[0]);
+        for (int64_t i = 0; i < call.n; i += kLanes)
+        {
+            Vector const gamma = loadUpTo(call.gamma + i, call.n - i), beta = loadUpTo(call.beta + i, call.n - i);
+            storeUpTo(y + i, call.n - i, Vector::multiplyAdd(loadUpTo(y + i, call.n - i) * factor, gamma, beta));
+        }
+    }
+}
+
 // Its scale holds the row's smallest and largest value, and 0, which is one of its 256 numbers.
 inline void quantize(Linear const& call, LowRows const& rows, int64_t row)
 {
@@ -212,10 +267,6 @@ inline void quantize(Linear const& call, LowRows const& rows, int64_t row)
         least = lows[i] < least ? lows[i] : least;
         largest = highs[i] > largest ? highs[i] : largest;
         wrong += bads[i];
-    }
-    for (int64_t i = call.k; i < rows.pitch; ++i)
-    {
-        values[i] = 0;
     }
     float scale = largest / 255.0F - least / 255.0F; // each alone, because a difference may be infinite
     scale = scale < kLeastScale ? kLeastScale : scale;
@@ -257,10 +308,6 @@ void convert(Linear const& call, LowRows const& rows, int64_t first, int64_t end
         {
             int64_t const left = call.k - i < kLanes ? call.k - i : kLanes;
             Vector::storeBf16(values + kBf16Bytes * i, loadUpTo(call.x + row * call.k + i, left), static_cast<int32_t>(left));
-        }
-        for (int64_t i = kBf16Bytes * call.k; i < rows.pitch; ++i)
-        {
-            values[i] = 0;
         }
     }
 }

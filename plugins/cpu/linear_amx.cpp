@@ -15,6 +15,7 @@ constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileBytes = 64; // of a row
 constexpr int64_t kTileGroups = kTileBytes / kGroupBytes;
 constexpr int64_t kWhole = kTileRows * kTileBytes;
+constexpr int32_t kAtOnce = 4; // rows whose sums become results
 constexpr int64_t kFewRows = 8; // of INT8, of which dot products are faster than tiles
 
 struct alignas(64) TileConfig
@@ -37,7 +38,7 @@ struct alignas(64) TileConfig
 
 // GCC's intrinsics take the number of a tile as it is written, so these are macros.
 #define ADTP_MULTIPLY(sums, x, w) \
-    if constexpr (Int8) \
+    if constexpr (Kind::kIsInt8) \
     { \
         _tile_dpbusd(sums, x, w); \
     } \
@@ -46,9 +47,80 @@ struct alignas(64) TileConfig
         _tile_dpbf16ps(sums, x, w); \
     }
 
-// Rows * 16 rows of x times Columns blocks of weights, K from its first to its last whole tile or the one behind.
-template <bool Int8, int32_t Rows, int32_t Columns>
-inline void multiplyTiles(uint8_t const* x, int64_t pitch, uint8_t const* w, int64_t block, int64_t tiles)
+// Sums that are not results yet. They become it while tiles are multiplied, which other units of the processor do.
+template <typename Kind, int32_t Columns>
+class Pending
+{
+public:
+    static constexpr int64_t kPitch = Columns * kTileBytes; // of a row of sums
+
+    Pending(Linear const& call, LowRows const& rows, int64_t end)
+        : mCall(call)
+        , mRows(rows)
+        , mEnd(end)
+    {
+    }
+
+    // Where the sums of the next tiles go: the others are still read.
+    uint8_t* next() { return mSums[mNext]; }
+
+    // Those at `next` are there: of rows of x from `row` on, up to two tiles of them.
+    void put(int64_t row, int64_t column)
+    {
+        finishAll();
+        mFrom = mSums[mNext];
+        mNext = 1 - mNext;
+        mRow = row;
+        mPast = row + 2 * kTileRows < mEnd ? row + 2 * kTileRows : mEnd;
+        mColumn = column;
+    }
+
+    void finishSome()
+    {
+        if (mRow + kAtOnce <= mPast)
+        {
+            take<kAtOnce>();
+        }
+        else if (mRow < mPast)
+        {
+            take<1>();
+        }
+    }
+
+    void finishAll()
+    {
+        while (mRow < mPast)
+        {
+            finishSome();
+        }
+    }
+
+private:
+    template <int32_t Rows>
+    void take()
+    {
+        typename Kind::Sums sums[Rows][Columns];
+        std::memcpy(sums, mFrom, sizeof(sums));
+        finish<Kind, Rows, Columns>(mCall, mRows, mRow, mColumn, sums);
+        mRow += Rows;
+        mFrom += Rows * kPitch;
+    }
+
+    Linear const& mCall;
+    LowRows const& mRows;
+    int64_t mEnd;
+    alignas(64) uint8_t mSums[2][2 * kTileRows * kPitch];
+    int32_t mNext{0};
+    uint8_t const* mFrom{nullptr};
+    int64_t mRow{0};
+    int64_t mPast{0};
+    int64_t mColumn{0};
+};
+
+// Rows * 16 rows of x times Columns blocks of weights, over `tiles` tiles of K.
+template <typename Kind, int32_t Rows, int32_t Columns>
+inline void multiplyTiles(
+    uint8_t const* x, int64_t pitch, uint8_t const* w, int64_t block, int64_t tiles, Pending<Kind, Columns>& pending)
 {
     for (int64_t t = 0; t < tiles; ++t, x += kTileBytes, w += kWhole)
     {
@@ -69,15 +141,15 @@ inline void multiplyTiles(uint8_t const* x, int64_t pitch, uint8_t const* w, int
                 ADTP_MULTIPLY(3, 5, 7)
             }
         }
+        pending.finishSome();
     }
 }
 
 #undef ADTP_MULTIPLY
 
 template <typename Kind, int32_t Rows, int32_t Columns>
-inline void tile(Linear const& call, LowRows const& rows, int64_t row, int64_t end, int64_t column)
+inline void tile(Linear const& call, LowRows const& rows, int64_t row, int64_t column, Pending<Kind, Columns>& pending)
 {
-    constexpr int64_t width = Columns * kLanes; // floats or integers of a row of sums
     int64_t const groups = groupsOf(call), tiles = groups / kTileGroups, left = groups % kTileGroups;
     int64_t const block = groups * kWhole / kTileGroups;
     auto const* const w = static_cast<uint8_t const*>(call.weight) + column / kColumns * block;
@@ -86,7 +158,7 @@ inline void tile(Linear const& call, LowRows const& rows, int64_t row, int64_t e
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    multiplyTiles<Kind::kIsInt8, Rows, Columns>(x, rows.pitch, w, block, tiles);
+    multiplyTiles<Kind, Rows, Columns>(x, rows.pitch, w, block, tiles, pending);
     if (left)
     {
         alignas(64) uint8_t last[Columns * kWhole] = {}; // a tile would reach into the next block
@@ -94,56 +166,56 @@ inline void tile(Linear const& call, LowRows const& rows, int64_t row, int64_t e
         {
             std::memcpy(last + c * kWhole, w + c * block + tiles * kWhole, static_cast<size_t>(left * kTileBytes));
         }
-        multiplyTiles<Kind::kIsInt8, Rows, Columns>(x + tiles * kTileBytes, rows.pitch, last, kWhole, 1);
+        multiplyTiles<Kind, Rows, Columns>(x + tiles * kTileBytes, rows.pitch, last, kWhole, 1, pending);
     }
-    alignas(64) uint8_t sums[Rows * kTileRows * width * sizeof(float)];
-    constexpr int64_t sumPitch = width * sizeof(float), lower = kTileRows * sumPitch;
-    _tile_stored(0, sums, sumPitch);
+    constexpr int64_t pitch = Pending<Kind, Columns>::kPitch, lower = kTileRows * pitch;
+    uint8_t* const sums = pending.next();
+    _tile_stored(0, sums, pitch);
     if constexpr (Columns == 2)
     {
-        _tile_stored(1, sums + kTileBytes, sumPitch);
+        _tile_stored(1, sums + kTileBytes, pitch);
     }
     if constexpr (Rows == 2)
     {
-        _tile_stored(2, sums + lower, sumPitch);
+        _tile_stored(2, sums + lower, pitch);
         if constexpr (Columns == 2)
         {
-            _tile_stored(3, sums + lower + kTileBytes, sumPitch);
+            _tile_stored(3, sums + lower + kTileBytes, pitch);
         }
     }
-    for (int64_t r = row; r < end && r < row + Rows * kTileRows; ++r)
-    {
-        typename Kind::Sums one[1][Columns];
-        std::memcpy(one, sums + (r - row) * sumPitch, sizeof(one));
-        finish<Kind, 1, Columns>(call, rows, r, column, one);
-    }
+    pending.put(row, column);
 }
 
 template <typename Kind, int32_t Columns>
-inline void tileColumns(Linear const& call, LowRows const& rows, int64_t first, int64_t end, int64_t column)
+inline void tileColumns(
+    Linear const& call, LowRows const& rows, int64_t first, int64_t end, int64_t column, Pending<Kind, Columns>& pending)
 {
     int64_t row = first;
     for (; row + kTileRows < end; row += 2 * kTileRows)
     {
-        tile<Kind, 2, Columns>(call, rows, row, end, column);
+        tile<Kind, 2, Columns>(call, rows, row, column, pending);
     }
     if (row < end)
     {
-        tile<Kind, 1, Columns>(call, rows, row, end, column);
+        tile<Kind, 1, Columns>(call, rows, row, column, pending);
     }
 }
 
 template <typename Kind>
 void multiplyByTiles(Linear const& call, LowRows const& rows, int64_t first, int64_t end, int64_t firstBlock, int64_t endBlock)
 {
+    Pending<Kind, 2> pending(call, rows, end);
     int64_t block = firstBlock;
     for (; block + 2 <= endBlock; block += 2)
     {
-        tileColumns<Kind, 2>(call, rows, first, end, block * kColumns);
+        tileColumns<Kind, 2>(call, rows, first, end, block * kColumns, pending);
     }
+    pending.finishAll();
     if (block < endBlock)
     {
-        tileColumns<Kind, 1>(call, rows, first, end, block * kColumns);
+        Pending<Kind, 1> last(call, rows, end);
+        tileColumns<Kind, 1>(call, rows, first, end, block * kColumns, last);
+        last.finishAll();
     }
 }
 
@@ -153,7 +225,6 @@ void multiplyAmx(Linear const& call, LowRows const& rows, int64_t first, int64_t
     {
         return multiply(call, rows, first, end, firstBlock, endBlock);
     }
-    static int seen=0; if(seen++<3) __builtin_printf("W%%64=%d\n",(int)((uintptr_t)call.weight%64));
     TileConfig const config;
     _tile_loadconfig(&config);
     call.scale ? multiplyByTiles<Int8Product>(call, rows, first, end, firstBlock, endBlock)
@@ -164,5 +235,5 @@ void multiplyAmx(Linear const& call, LowRows const& rows, int64_t first, int64_t
 } // namespace
 
 extern LinearLevel const kLinearAmx;
-LinearLevel const kLinearAmx{"amx", Bf16::kRowBytes, 2 * kTileRows, kTileRows, kTileBytes, convert, multiplyAmx};
+LinearLevel const kLinearAmx{"amx", Bf16::kRowBytes, 2 * kTileRows, kTileRows, kTileBytes, convert, multiplyAmx, addNorm};
 } // namespace adtp

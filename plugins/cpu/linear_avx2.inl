@@ -65,6 +65,7 @@ struct Vector
         __m256 const y = _mm256_rcp_ps(x.value);
         return {_mm256_mul_ps(y, _mm256_fnmadd_ps(x.value, y, _mm256_set1_ps(2.0F)))};
     }
+    static Vector root(Vector x) { return {_mm256_sqrt_ps(x.value)}; }
     static Vector whereNegative(Vector x, Vector then, Vector otherwise)
     {
         return {_mm256_blendv_ps(otherwise.value, then.value, _mm256_cmp_ps(x.value, _mm256_setzero_ps(), _CMP_LT_OQ))};

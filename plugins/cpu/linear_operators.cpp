@@ -1,8 +1,6 @@
 // AdtpBf16Linear(x, weight, bias) and AdtpInt8Linear(x, weight, scale, sums, bias), each with and without a GELU, and a plain C
 // function that tests call.
 #include "linear_operators.h"
-#include "linear_pieces.h"
-#include "tensors.h"
 
 #include <new>
 
@@ -19,31 +17,11 @@ struct Kernel
     int64_t inFeatures;
 };
 
-// Run a member for all pieces, on several threads where there are several.
-template <void (LinearPieces::*Member)(int64_t) const>
-ort::Status* inPieces(ort::Api const& api, ort::KernelContext const* context, LinearPieces const& pieces, int64_t count)
-{
-    auto const one = [](void* work, size_t piece) {
-        (static_cast<LinearPieces const*>(work)->*Member)(static_cast<int64_t>(piece));
-    };
-    auto* const work = const_cast<void*>(static_cast<void const*>(&pieces));
-    if (count > 1)
-    {
-        return api.call<ort::ParallelFor>(
-            context, static_cast<void (*)(void*, size_t)>(one), static_cast<size_t>(count), size_t{0}, work);
-    }
-    if (count == 1)
-    {
-        one(work, 0);
-    }
-    return nullptr;
-}
-
 template <bool Int8, bool Gelu>
 ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
 {
     ort::Api const& api = kernel.api;
-    constexpr size_t count = Int8 ? 5 : 3;
+    constexpr size_t count = 1 + kOfProduct<Int8>;
     Input in[count];
     for (size_t i = 0; i < count; ++i)
     {
@@ -52,27 +30,19 @@ ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
             return status;
         }
     }
-    Input const &x = in[0], &weight = in[1], &bias = in[count - 1];
     Linear call{};
-    call.x = static_cast<float const*>(x.data);
-    call.weight = weight.data;
-    call.scale = Int8 ? static_cast<float const*>(in[2].data) : nullptr;
-    call.sums = Int8 ? static_cast<int32_t const*>(in[3 % count].data) : nullptr;
-    call.bias = static_cast<float const*>(bias.data);
-    call.k = kernel.inFeatures;
-    call.gelu = Gelu;
-    if (x.rank != 2 || x.shape[1] != call.k)
+    Input const& x = in[0];
+    if (x.rank != 2 || x.shape[1] != kernel.inFeatures)
     {
         return refuse(api, kWho, "x must be (T, in_features)");
     }
-    call.m = x.shape[0];
-    call.n = bias.shape[0];
-    int64_t const blocks = (call.n + kColumns - 1) / kColumns, values = Int8 ? 4 : 2;
-    if (!bias.is({call.n}) || !weight.is({blocks, (call.k + values - 1) / values, kColumns, values})
-        || (Int8 && !(in[2].is({call.n}) && in[3 % count].is({call.n}))))
+    if (!readProduct<Int8>(in + 1, kernel.inFeatures, call))
     {
         return refuse(api, kWho, "weight, scale, sums and bias do not fit one another");
     }
+    call.x = static_cast<float const*>(x.data);
+    call.m = x.shape[0];
+    call.gelu = Gelu;
     int64_t const shape[2] = {call.m, call.n};
     void* y = nullptr;
     ort::Status* status = output(api, context, 0, &shape[0], 2, &y);
@@ -81,14 +51,8 @@ ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
         return status;
     }
     call.y = static_cast<float*>(y);
-    static LinearLevel const& best = *linearLevel(nullptr); // once: in a virtual machine, CPUID takes as long as a small product
-    LinearPieces const pieces(call, best);
-    if (!pieces.ready())
-    {
-        return refuse(api, kWho, "out of memory");
-    }
-    status = inPieces<&LinearPieces::convert>(api, context, pieces, pieces.conversions());
-    return status ? status : inPieces<&LinearPieces::multiply>(api, context, pieces, pieces.products());
+    Ran const ran = runLinear(call, bestLevel(), onThreads(api, context, status));
+    return ran == Ran::kShortOfMemory ? refuse(api, kWho, "out of memory") : status;
 }
 
 template <bool Int8, bool Gelu>
@@ -100,9 +64,9 @@ ort::Operator makeOperator()
         return Int8 ? (Gelu ? "AdtpInt8LinearGelu" : "AdtpInt8Linear") : (Gelu ? "AdtpBf16LinearGelu" : "AdtpBf16Linear");
     };
     made.getInputType = [](ort::Operator const*, size_t i) {
-        return i == 1 ? (Int8 ? ort::kInt8 : ort::kBfloat16) : Int8 && i == 3 ? ort::kInt32 : ort::kFloat;
+        return i == 0 ? ort::kFloat : typeOfProduct<Int8>(i - 1);
     };
-    made.getInputCount = [](ort::Operator const*) -> size_t { return Int8 ? 5 : 3; };
+    made.getInputCount = [](ort::Operator const*) -> size_t { return 1 + kOfProduct<Int8>; };
     made.getOutputType = [](ort::Operator const*, size_t) { return ort::kFloat; };
     made.getOutputCount = [](ort::Operator const*) -> size_t { return 1; };
     made.createKernelV2 = [](ort::Operator const*, void const* table, ort::KernelInfo const* info, void** kernel) {
@@ -148,18 +112,5 @@ ADTP_EXPORT int32_t adtp_linear(adtp::Linear const* call, char const* level)
     {
         return 1;
     }
-    adtp::LinearPieces const pieces(*call, *chosen);
-    if (!pieces.ready())
-    {
-        return 2;
-    }
-    for (int64_t piece = 0; piece < pieces.conversions(); ++piece)
-    {
-        pieces.convert(piece);
-    }
-    for (int64_t piece = 0; piece < pieces.products(); ++piece)
-    {
-        pieces.multiply(piece);
-    }
-    return 0;
+    return adtp::runLinear(*call, *chosen, adtp::onOneThread) == adtp::Ran::kDone ? 0 : 2;
 }

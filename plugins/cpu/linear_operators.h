@@ -1,7 +1,8 @@
 // The products in lower precision as ONNX Runtime's custom operators.
 #pragma once
 
-#include "onnxruntime.h"
+#include "linear_pieces.h"
+#include "tensors.h"
 
 namespace adtp
 {
@@ -9,4 +10,65 @@ namespace adtp
 // Add AdtpBf16Linear, AdtpInt8Linear, and both with a GELU behind them. They live as long as the library is there.
 ort::Status* addLinearOperators(ort::Api const& api, ort::Domain* domain);
 
+// Add those with a sum and norm behind one product, or behind the two of a feed-forward network.
+ort::Status* addChainOperators(ort::Api const& api, ort::Domain* domain);
+
+namespace
+{
+
+// Inputs of a product behind x: weight and bias, or weight, scale, sums and bias.
+template <bool Int8>
+constexpr size_t kOfProduct = Int8 ? 4 : 2;
+
+// Their types.
+template <bool Int8>
+ort::Element typeOfProduct(size_t i)
+{
+    return i == 0 ? (Int8 ? ort::kInt8 : ort::kBfloat16) : Int8 && i == 2 ? ort::kInt32 : ort::kFloat;
+}
+
+// Take them; false where they do not fit one another.
+template <bool Int8>
+bool readProduct(Input const* in, int64_t k, Linear& call)
+{
+    constexpr int64_t values = Int8 ? 4 : 2;
+    Input const &weight = in[0], &scale = in[1], &sums = in[2 % kOfProduct<Int8>], &bias = in[kOfProduct<Int8> - 1];
+    call.weight = weight.data;
+    call.scale = Int8 ? static_cast<float const*>(scale.data) : nullptr;
+    call.sums = Int8 ? static_cast<int32_t const*>(sums.data) : nullptr;
+    call.bias = static_cast<float const*>(bias.data);
+    call.k = k;
+    call.n = bias.shape[0];
+    return bias.is({call.n}) && weight.is({divideUp(call.n, kColumns), divideUp(k, values), kColumns, values})
+        && (!Int8 || (scale.is({call.n}) && sums.is({call.n})));
+}
+
+// Pieces on ONNX Runtime's threads, where there are several of them. status: where what it says is left.
+inline Parallel onThreads(ort::Api const& api, ort::KernelContext const* context, ort::Status*& status)
+{
+    return [&api, context, &status](int64_t count, std::function<void(int64_t)> const& piece) {
+        auto const one = [](void* work, size_t i) {
+            (*static_cast<std::function<void(int64_t)> const*>(work))(static_cast<int64_t>(i));
+        };
+        if (count > 1)
+        {
+            status = api.call<ort::ParallelFor>(context, static_cast<void (*)(void*, size_t)>(one), static_cast<size_t>(count),
+                size_t{0}, const_cast<void*>(static_cast<void const*>(&piece)));
+        }
+        else if (count == 1)
+        {
+            piece(0);
+        }
+        return status == nullptr;
+    };
+}
+
+// The fastest level here. It is looked for once: in a virtual machine, CPUID takes as long as a small product.
+inline LinearLevel const& bestLevel()
+{
+    static LinearLevel const& best = *linearLevel(nullptr);
+    return best;
+}
+
+} // namespace
 } // namespace adtp

@@ -3,18 +3,66 @@
 
 #include "linear.h"
 
+#include <functional>
 #include <memory>
+#include <new>
 
 namespace adtp
 {
 
+inline int64_t divideUp(int64_t x, int64_t y)
+{
+    return (x + y - 1) / y;
+}
+
+inline int64_t roundUp(int64_t x, int64_t y)
+{
+    return divideUp(x, y) * y;
+}
+
+// Bytes of a row of x in lower precision.
+inline int64_t rowBytes(Linear const& call, LinearLevel const& level)
+{
+    return roundUp(groupsOf(call) * (call.scale ? kGroupBytes : level.bf16Bytes), level.readBytes);
+}
+
+// Room for the rows of x in lower precision.
+class RowStore
+{
+public:
+    RowStore() = default;
+    RowStore(Linear const& call, LinearLevel const& level);
+
+    // False: memory is short.
+    bool ready() const { return mRows.values != nullptr; }
+
+    LowRows const& rows() const { return mRows; }
+
+private:
+    std::unique_ptr<uint8_t[]> mBytes;
+    std::unique_ptr<float[]> mScale;
+    std::unique_ptr<int32_t[]> mZero;
+    LowRows mRows{};
+};
+
+enum class Ran
+{
+    kDone,
+    kShortOfMemory,
+    kStopped, // `Parallel` said no
+};
+
+// Runs a function for 0 to count - 1, in any order, on any threads; false: it could not.
+typedef std::function<bool(int64_t count, std::function<void(int64_t)> const& piece)> Parallel;
+
 class LinearPieces
 {
 public:
-    LinearPieces(Linear const& call, LinearLevel const& level);
+    // converted: rows in lower precision that are there; null: they are made of the call's x.
+    LinearPieces(Linear const& call, LinearLevel const& level, RowStore const* converted = nullptr);
 
     // False: memory is short.
-    bool ready() const { return mConversions == 0 || (mBytes && mScale && mZero); }
+    bool ready() const { return products() == 0 || mRowsOfX.values; }
 
     // How many pieces there are; 0 where there is nothing to do.
     int64_t conversions() const { return mConversions; }
@@ -24,20 +72,21 @@ public:
     void multiply(int64_t piece) const;
 
 private:
-    LowRows rows() const { return {mFirst, mPitch, mScale.get(), mZero.get()}; }
-
     Linear mCall;
     LinearLevel const& mLevel;
-    int64_t mPitch{0}; // bytes of a converted row
     int64_t mConverted{0}; // rows of a conversion
     int64_t mConversions{0};
     int64_t mRows{0}; // of a product
     int64_t mRowPieces{0};
     int64_t mColumnPieces{0};
-    std::unique_ptr<uint8_t[]> mBytes;
-    uint8_t* mFirst{nullptr}; // of them that begins a line of the cache
-    std::unique_ptr<float[]> mScale;
-    std::unique_ptr<int32_t[]> mZero;
+    RowStore mOwn;
+    LowRows mRowsOfX{};
 };
+
+// One product. converted: as of `LinearPieces`.
+Ran runLinear(Linear const& call, LinearLevel const& level, Parallel const& parallel, RowStore const* converted = nullptr);
+
+// For a caller without threads.
+bool onOneThread(int64_t count, std::function<void(int64_t)> const& piece);
 
 } // namespace adtp

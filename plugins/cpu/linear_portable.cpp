@@ -94,6 +94,10 @@ struct Vector
     {
         return each([=](int32_t i) { return 1.0F / x.value[i]; });
     }
+    static Vector root(Vector x)
+    {
+        return each([=](int32_t i) { return ::sqrtf(x.value[i]); });
+    }
     static Vector whereNegative(Vector x, Vector then, Vector otherwise)
     {
         return each([=](int32_t i) { return x.value[i] < 0.0F ? then.value[i] : otherwise.value[i]; });
@@ -209,5 +213,5 @@ struct Int8
 namespace adtp
 {
 extern LinearLevel const kLinearPortable;
-LinearLevel const kLinearPortable{"portable", Bf16::kRowBytes, kAnyTile, 1, 1, convert, multiply};
+LinearLevel const kLinearPortable{"portable", Bf16::kRowBytes, kAnyTile, 1, 1, convert, multiply, addNorm};
 } // namespace adtp

@@ -297,6 +297,7 @@ ort::Domain* makeDomain(ort::Api const& api)
         }
     }
     status = status ? status : addLinearOperators(api, domain);
+    status = status ? status : addChainOperators(api, domain);
     return status ? nullptr : domain;
 }
 

@@ -1,5 +1,6 @@
-// Products in lower precision in arrays without a byte to spare, for sanitizers; results against double.
-#include "linear_pieces.h"
+// Products in lower precision, alone and with a sum and norm behind them, in arrays without a byte to spare, for sanitizers; results of
+// products against double.
+#include "chain.h"
 
 #include <cmath>
 #include <cstdio>
@@ -64,6 +65,46 @@ bool holds(adtp::LinearLevel const& level, int64_t m, int64_t k, int64_t n, bool
     return true;
 }
 
+// Two products and a norm, in pieces and by columns: the same numbers.
+bool isTheSameInPieces(adtp::LinearLevel const& level, int64_t m, int64_t k, int64_t inner, bool int8)
+{
+    auto const weights = [int8](int64_t from, int64_t to) {
+        int64_t const values = int8 ? 4 : 2;
+        std::vector<uint8_t> made((to + 15) / 16 * ((from + values - 1) / values) * 64, 0);
+        for (size_t i = 0; i < made.size(); ++i)
+        {
+            made[i] = static_cast<uint8_t>(int8 ? i % 5 : i % 2 ? 0x3C : i % 7);
+        }
+        return made;
+    };
+    auto const first = weights(k, inner), second = weights(inner, k);
+    std::vector<float> x(m * k), y(m * k, NAN), before, bias(inner + k, 0.5F), scale(inner + k, 1e-3F);
+    std::vector<int32_t> sums(inner + k, 2);
+    for (size_t i = 0; i < x.size(); ++i)
+    {
+        x[i] = static_cast<float>(i % 11);
+    }
+    adtp::Linear const one{x.data(), first.data(), int8 ? scale.data() : nullptr, int8 ? sums.data() : nullptr, bias.data(), nullptr, m,
+        k, inner, 1};
+    adtp::Linear const two{nullptr, second.data(), int8 ? scale.data() + inner : nullptr, int8 ? sums.data() + inner : nullptr,
+        bias.data() + inner, nullptr, m, inner, k, 0};
+    for (int64_t const rows : {-1, 1, 5, 100})
+    {
+        adtp::AddNorm const norm{x.data(), bias.data(), scale.data(), y.data(), k, 1e-5F};
+        if (adtp::runChain({one, two, norm}, level, rows, adtp::onOneThread) != adtp::Ran::kDone)
+        {
+            return false;
+        }
+        if (!before.empty() && std::memcmp(y.data(), before.data(), y.size() * sizeof(float)) != 0)
+        {
+            std::printf("%s: pieces of %lld rows change the result\n", level.name, static_cast<long long>(rows));
+            return false;
+        }
+        before = y;
+    }
+    return true;
+}
+
 } // namespace
 
 int main()
@@ -81,6 +122,8 @@ int main()
         {
             for (int64_t const k : {2, 3, 4, 15, 16, 17, 33, 130})
             {
+                good = good && (m == 101 || isTheSameInPieces(*level, m, k, 2 * k + 1, true));
+                good = good && (m == 101 || isTheSameInPieces(*level, m, k, 2 * k + 1, false));
                 for (int64_t const n : {1, 15, 16, 17, 63, 65, 129})
                 {
                     good = good && holds(*level, m, k, n, true, m % 2) && holds(*level, m, k, n, false, m % 2);

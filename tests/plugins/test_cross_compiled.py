@@ -12,8 +12,9 @@ from adtp_export.plugins import library, shipped
 AARCH64, QEMU = "aarch64-linux-gnu-g++", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 MINGW = "x86_64-w64-mingw32-g++-posix"
 CPU = ROOT / "plugins" / "cpu"
-LINEAR = ("linear.cpp", "linear_portable.cpp")
-OPERATORS = ("operators.cpp", "ragged.cpp", "level.cpp", "portable.cpp", "neon.cpp", "linear_operators.cpp", *LINEAR)
+LINEAR = ("linear.cpp", "linear_portable.cpp", "chain.cpp")
+OF_OPERATORS = ("operators.cpp", "linear_operators.cpp", "chain_operators.cpp")
+OPERATORS = (*OF_OPERATORS, "ragged.cpp", "level.cpp", "portable.cpp", "neon.cpp", *LINEAR)
 WIDE = ("-mavx512f", "-mavx512bw", "-Wno-maybe-uninitialized", "-Wno-uninitialized")
 RUNNER = ("operators.cpp", "runner.cpp", "replay.cpp", "memory.cpp", "plan.cpp", "driver.cpp")
 VECTOR = {

@@ -10,10 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_calls import LEVELS, constants, expected, make_product, multiply
 
-from adtp_export.contract import BF16_LINEAR, GELU, IN_FEATURES, INT8_LINEAR
+from adtp_export.contract import (
+    ADD_NORM,
+    BF16_FEED_FORWARD,
+    BF16_LINEAR,
+    EPSILON,
+    GELU,
+    IN_FEATURES,
+    INNER_FEATURES,
+    INT8_FEED_FORWARD,
+    INT8_LINEAR,
+)
 from adtp_export.environment import cpu
 
 SOURCES = ROOT / "plugins" / "cpu"
+ATTRIBUTE = r'<ort::KernelInfoGet\w+>\(info, "(\w+)"'
 
 
 @pytest.fixture(scope="module", params=LEVELS)
@@ -128,7 +139,12 @@ def test_names_are_those_of_the_contract():
     source = (SOURCES / "linear_operators.cpp").read_text(encoding="utf-8")
     names = re.findall(r'Gelu \? "(\w+)" : "(\w+)"', source)
     assert sorted(names) == sorted((f"{name}{GELU}", name) for name in (BF16_LINEAR, INT8_LINEAR))
-    assert re.findall(r'<ort::KernelInfoGet\w+>\(info, "(\w+)"', source) == [IN_FEATURES]
+    assert re.findall(ATTRIBUTE, source) == [IN_FEATURES]
+    source = (SOURCES / "chain_operators.cpp").read_text(encoding="utf-8")
+    names = re.findall(r'Two \? "(\w+)" : "(\w+)"', source)
+    products = ((INT8_FEED_FORWARD, INT8_LINEAR), (BF16_FEED_FORWARD, BF16_LINEAR))
+    assert names == [(two, f"{one}{ADD_NORM}") for two, one in products]
+    assert re.findall(ATTRIBUTE, source) == [IN_FEATURES, INNER_FEATURES, EPSILON]
     levels = re.findall(
         r'LinearLevel const kLinear\w+\{"(\w+)"', "".join(p.read_text() for p in SOURCES.glob("linear_*.cpp"))
     )
@@ -157,7 +173,7 @@ def test_under_sanitizers(tmp_path):
         "linear_amx": [*wide, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
     }
     objects = []
-    for name in ("linear", "linear_portable", *own):
+    for name in ("linear", "linear_portable", "chain", *own):
         objects.append(tmp_path / f"{name}.o")
         subprocess.run(
             ["c++", *flags, *own.get(name, []), "-c", SOURCES / f"{name}.cpp", "-o", objects[-1]], check=True

@@ -7,14 +7,27 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from linear_calls import constants, expected, make_product
+from linear_calls import constants, expected, make_product, normed
 from onnx import helper, numpy_helper
 
-from adtp_export.contract import BF16_LINEAR, DOMAIN, DOMAIN_VERSION, GELU, IN_FEATURES, INT8_LINEAR
+from adtp_export.contract import (
+    ADD_NORM,
+    BF16_FEED_FORWARD,
+    BF16_LINEAR,
+    DOMAIN,
+    DOMAIN_VERSION,
+    EPSILON,
+    GELU,
+    IN_FEATURES,
+    INNER_FEATURES,
+    INT8_FEED_FORWARD,
+    INT8_LINEAR,
+)
 from adtp_export.ops.onnx_linear import linear_functions
 from adtp_export.runtimes.openvino import OpenVinoEngine
 
 OPERATORS = {"bf16": BF16_LINEAR, "int8": INT8_LINEAR}
+FEED_FORWARD = {"bf16": BF16_FEED_FORWARD, "int8": INT8_FEED_FORWARD}
 FLOAT = onnx.TensorProto.FLOAT
 LEVELS = [
     getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{name}")
@@ -86,6 +99,75 @@ def test_operators_take_the_place_of_bodies(operators_library, tmp_path, precisi
     events = json.loads(Path(profiled.end_profiling()).read_text(encoding="utf-8"))
     kinds = {event["args"]["op_name"] for event in events if event.get("cat") == "Node"}
     assert kinds == {f"{OPERATORS[precision]}{GELU if gelu else ''}"}
+
+
+def one_chain(precision, x, weights, residual, gamma, beta):
+    """A model of one node: one product or two with the sum and norm behind them. Two have the rows themselves as residual."""
+    tensors, two = {}, len(weights) > 1
+    for i, (weight, bias) in enumerate(weights):
+        for key, array in {**constants(precision, weight), "bias": bias}.items():
+            tensors[f"{key}{i}"] = array
+    others = {"gamma": gamma, "beta": beta} if two else {"residual": residual, "gamma": gamma, "beta": beta}
+    tensors.update(others)
+    name = FEED_FORWARD[precision] if two else f"{OPERATORS[precision]}{ADD_NORM}"
+    attributes = {IN_FEATURES: x.shape[1], EPSILON: 1e-5} | ({INNER_FEATURES: len(weights[0][1])} if two else {})
+    node = helper.make_node(name, ["x", *tensors], ["y"], domain=DOMAIN, **attributes)
+    graph = helper.make_graph(
+        [node],
+        "chain",
+        [helper.make_tensor_value_info("x", FLOAT, ["T", x.shape[1]])],
+        [helper.make_tensor_value_info("y", FLOAT, ["T", len(beta)])],
+        [numpy_helper.from_array(array, key) for key, array in tensors.items()],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=linear_functions())
+
+
+def make_chain(m, two):
+    """Rows, weights, residual, gamma and beta."""
+    x, weight, bias = make_product(m, 96, 130)
+    weights = [(weight, bias), make_product(1, 130, 96)[1:]] if two else [(weight, bias)]
+    width = len(weights[-1][1])
+    gamma, beta = np.random.default_rng(1).normal(size=(2, width)).astype(np.float32)
+    residual = x if two else np.random.default_rng(2).normal(size=(m, width)).astype(np.float32)
+    return x, weights, residual, gamma, beta
+
+
+@pytest.mark.parametrize("precision", OPERATORS)
+@pytest.mark.parametrize("two", [False, True], ids=["linear", "feed forward"])
+@pytest.mark.parametrize("m", [7, 700])
+def test_sums_and_norms_in_the_same_operator(operators_library, tmp_path, precision, two, m):
+    """Few rows, and so many that pieces of them go through all of it."""
+    x, weights, residual, gamma, beta = make_chain(m, two)
+    rows = x
+    for i, (weight, bias) in enumerate(weights):
+        product = one_product(precision, weight, bias, i + 1 < len(weights))
+        (rows,) = session(product, operators_library).run(None, {"x": rows})
+    exact, allowed = normed(rows, residual, gamma, beta)
+    model = one_chain(precision, x, weights, residual, gamma, beta)
+    profiled = session(model, operators_library, profile=tmp_path / "profile")
+    (found,) = profiled.run(None, {"x": x})
+    assert (np.abs(found - exact) <= allowed).all()
+    events = json.loads(Path(profiled.end_profiling()).read_text(encoding="utf-8"))
+    kinds = {event["args"]["op_name"] for event in events if event.get("cat") == "Node"}
+    assert kinds == {model.graph.node[0].op_type}
+
+
+@pytest.mark.parametrize("precision", OPERATORS)
+@pytest.mark.parametrize("two", [False, True], ids=["linear", "feed forward"])
+def test_a_chain_whose_tensors_do_not_fit_is_an_error(operators_library, precision, two):
+    x, weights, residual, gamma, beta = make_chain(5, two)
+    model = one_chain(precision, x, weights, residual, gamma, beta)
+    for place, tensor in enumerate(model.graph.initializer):
+        spoilt = onnx.ModelProto.FromString(model.SerializeToString())
+        array = np.ascontiguousarray(numpy_helper.to_array(tensor)[:-1])
+        spoilt.graph.initializer[place].CopyFrom(numpy_helper.from_array(array, tensor.name))
+        with pytest.raises(Exception, match="do not fit one another"):
+            session(spoilt, operators_library).run(None, {"x": x})
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value += 1
+    wide = session(model, operators_library)
+    with pytest.raises(Exception, match="x must be"):
+        wide.run(None, {"x": np.zeros((5, x.shape[1] + 1), np.float32)})
 
 
 @pytest.mark.parametrize("precision", OPERATORS)

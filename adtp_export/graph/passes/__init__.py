@@ -14,6 +14,7 @@ from .collapse_reshapes import CollapseReshapes
 from .convert_precision import ConvertPrecision
 from .drop_unused_received import DropUnusedReceived
 from .expose_settings import ExposeSettings
+from .fuse_add_norm import FuseAddNorm
 from .fuse_for_ort_cuda import FuseForOrtCuda
 from .gather_in_shape import GatherInShape
 from .look_up_first_projections import LookUpFirstProjections
@@ -43,7 +44,7 @@ PRECISION: dict[str, Passes] = {
     "bf16": (ConvertPrecision(ir.DataType.BFLOAT16),),
 }
 PRECOMPUTE: Passes = (LookUpFirstProjections(),)
-LINEAR: Passes = (LowerLinear(),)
+LINEAR: Passes = (LowerLinear(), FuseAddNorm())
 ORT_CUDA: Passes = (
     LowerToOrtPackedAttention(),
     PrependZerosByConcat(),
@@ -73,6 +74,7 @@ __all__ = [
     "ORT_CUDA",
     "PORTABLE",
     "PRECISION",
+    "FuseAddNorm",
     "Int8Weight",
     "LowerLinear",
     "Passes",

@@ -27,7 +27,7 @@ class FuseForOrtCuda(InPlacePass):
     def call(self, model: ir.Model) -> PassResult:
         changed = False
         for node in list(model.graph):
-            if (total := _sum_before(node)) is not None:
+            if (total := sum_before(node)) is not None:
                 old, made = [node, total], _skip_norm(node, total)
             elif _is_gelu_of_product(node):
                 old, made = [node], ir.node("BiasGelu", [node.inputs[0], _take_bias(node.inputs[0])], domain=DOMAIN)
@@ -41,11 +41,11 @@ class FuseForOrtCuda(InPlacePass):
         return PassResult(model, modified=changed)
 
 
-def _sum_before(norm: ir.Node) -> ir.Node | None:
+def sum_before(norm: ir.Node) -> ir.Node | None:
     """Return the sum of two packed tensors that a norm over their width is of, if nothing else reads it."""
     value = norm.inputs[0] if (norm.domain, norm.op_type) == ("", "LayerNormalization") else None
-    total = _made_by(value, "Add")
-    if value is None or total is None or not _read_once(value) or len(norm.outputs) > 1:
+    total = made_by(value, "Add")
+    if value is None or total is None or not read_once(value) or len(norm.outputs) > 1:
         return None
     axis, stash_type = (
         norm.attributes[name].as_int() if name in norm.attributes else default
@@ -74,8 +74,8 @@ def _is_gelu_of_product(node: ir.Node) -> bool:
 
 def _has_own_bias(value: ir.Value | None) -> bool:
     """Say whether a value comes from a Gemm with a bias for each of its columns, and goes to one reader."""
-    gemm = _made_by(value, "Gemm")
-    if value is None or gemm is None or len(gemm.inputs) < 3 or not _read_once(value):
+    gemm = made_by(value, "Gemm")
+    if value is None or gemm is None or len(gemm.inputs) < 3 or not read_once(value):
         return False
     bias = gemm.inputs[2]
     if bias is None or not bias.is_initializer() or bias.shape is None or value.shape is None:
@@ -94,13 +94,14 @@ def _take_bias(value: ir.Value | None) -> ir.Value:
     return bias
 
 
-def _made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """Return the node that makes a value, if it is ONNX's operator of that name."""
+def made_by(value: ir.Value | None, op_type: str, domain: str = "") -> ir.Node | None:
+    """Return the node that makes a value, if it is the operator of that name, of ONNX or of another domain."""
     maker = None if value is None else value.producer()
-    return maker if maker is not None and (maker.domain, maker.op_type) == ("", op_type) else None
+    return maker if maker is not None and (maker.domain, maker.op_type) == (domain, op_type) else None
 
 
-def _read_once(value: ir.Value) -> bool:
+def read_once(value: ir.Value) -> bool:
+    """Say whether one node reads a value, and nothing else."""
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 

@@ -1,0 +1,98 @@
+"""Sums and norms behind products in lower precision: which become one operator with them, and that the answers stay."""
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from conftest import as_numpy, make_batch, make_encoder, make_student
+
+from adtp_export.contract import (
+    ADD_NORM,
+    BF16_FEED_FORWARD,
+    BF16_LINEAR,
+    DOMAIN,
+    GELU,
+    INT8_FEED_FORWARD,
+    INT8_LINEAR,
+)
+from adtp_export.graph import program
+from adtp_export.graph.passes import FuseAddNorm, Int8Weight, LowerLinear, run_passes
+
+LAYERS = 3
+"""Of the tiny student."""
+NAMES = {"bf16": (BF16_LINEAR, BF16_FEED_FORWARD), "int8": (INT8_LINEAR, INT8_FEED_FORWARD)}
+
+
+def lowered(student, precision):
+    """A student's graph with products in lower precision, nothing fused."""
+    model = program.export_portable(student, {"version": "test"})
+    run_passes(model, (LowerLinear(None if precision == "bf16" else int8_weights(model)),))
+    return model
+
+
+def int8_weights(model):
+    chosen = {}
+    for node in model.graph:
+        if node.op_type == "Gemm" and node.name.startswith("layers."):
+            weight = node.inputs[1].const_value.numpy()
+            scale = np.abs(weight).max(1) / np.float32(127)
+            stored = np.rint(weight / scale[:, None]).astype(np.int8)
+            chosen[node.name.removesuffix("/Gemm")] = Int8Weight(stored, scale)
+    return chosen
+
+
+def operators(model):
+    return sorted(node.op_type for node in model.graph if node.domain == DOMAIN and "Attention" not in node.op_type)
+
+
+def answers(model, batch, level):
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level, options.log_severity_level = level, 4
+    data = ir.to_proto(model).SerializeToString()
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return session.run(None, {value.name: batch[value.name] for value in session.get_inputs()})
+
+
+@pytest.mark.parametrize("precision", NAMES)
+@pytest.mark.parametrize("sites", [[], ["1.ffn"], ["1.attention"]], ids=["dense", "ffn", "attention"])
+def test_layers_are_three_operators_and_attention(precision, sites):
+    """Tokens may go between the operators; a norm is still one with what stands before it."""
+    linear, feed_forward = NAMES[precision]
+    model = lowered(make_student(sites), precision)
+    batch = as_numpy(make_batch([9, 3, 5], 9))
+    levels = [getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{name}") for name in ("DISABLE_ALL", "ENABLE_ALL")]
+    before = [answers(model, batch, level) for level in levels]
+    run_passes(model, (FuseAddNorm(),))
+    onnx.checker.check_model(ir.to_proto(model), full_check=False)
+    assert operators(model) == sorted([linear, f"{linear}{ADD_NORM}", feed_forward] * LAYERS)
+    norms = [node for node in model.graph if node.op_type == "LayerNormalization"]
+    assert all(node.name.startswith("unpad") for node in norms)  # of embeddings
+    assert {name for domain, name, _ in model.functions if "Attention" not in name} == set(operators(model))
+    for level, were in zip(levels, before):
+        for found, was in zip(answers(model, batch, level), were, strict=True):
+            np.testing.assert_array_equal(found, was)
+
+
+@pytest.mark.parametrize("precision", NAMES)
+def test_where_norms_stand_before_products_the_last_one_is_fused(precision):
+    """The other sums are residuals of what comes next, too."""
+    linear, _ = NAMES[precision]
+    model = lowered(make_encoder("modernbert", "none"), precision)
+    before = operators(model)
+    run_passes(model, (FuseAddNorm(),))
+    assert sorted([*operators(model), linear]) == sorted([*before, f"{linear}{ADD_NORM}"])
+
+
+@pytest.mark.parametrize("read", ["total", "product", "inner"])
+def test_what_something_else_reads_stays(read):
+    model = lowered(make_student([]), "bf16")
+    add = next(node for node in model.graph if node.op_type == "Add" and "layers.0.ffn" in node.name)
+    product = next(value.producer() for value in add.inputs if value.producer().op_type == BF16_LINEAR)
+    value = {"total": add, "product": product, "inner": product.inputs[0].producer()}[read].outputs[0]
+    model.graph.outputs.append(value)
+    run_passes(model, (FuseAddNorm(),))
+    found = operators(model)
+    assert found.count(BF16_FEED_FORWARD) == LAYERS - 1
+    assert found.count(f"{BF16_LINEAR}{GELU}") == 1
+    assert found.count(f"{BF16_LINEAR}{ADD_NORM}") == LAYERS + (read == "inner")
