@@ -73,12 +73,27 @@ def test_a_table_of_seeds(render, tmp_path):
     write(tmp_path, "trained", [*(row(seed=s, accuracy=a) for s, a in enumerate((0.80, 0.82, 0.87))), unfinished])
     write(tmp_path, "exported", [row(seed=0, status="verified"), row(seed=1, status="failed")])
     told = render["render_systems"](tmp_path / "systems-trained.jsonl", "sst2")
-    assert "| LTP | 40% | 39.0% | 83.0 (80.0 to 87.0) | -7.0 | 1 of 3 |  |  |" in told
+    assert "| LTP | 40% | 39.0% | 83.0 (80.0 to 87.0) | -7.0 |  | 1 of 3 |  |  |" in told
     assert "60%" not in told
     assert "systems-sst2-flops.svg" in told
     assert "systems-sst2-speedup.svg" not in told
     with pytest.raises(KeyError):
         render["render_systems"](tmp_path / "systems-trained.jsonl", "20news")
+
+
+def test_points_against_adtp_come_from_the_answers_to_the_same_rows(render, tmp_path):
+    """At the same budget, or at the next lower one that AD-TP has."""
+    said = {"adtp": "0101", "ltp": "0100", "layers": "1010"}
+    rows = [row(name, 0.4, s) | {"answers": answers} for name, answers in said.items() for s in (0, 1)]
+    rows += [row("layers", 0.5, s) | {"answers": "0111"} for s in (0, 1)]
+    write(tmp_path, "trained", rows)
+    write(tmp_path, "rows", [{"dataset": "sst2", "labels": "0101", "groups": [0, 1, 2, 3]}])
+    lines = [line.split(" | ") for line in render["trained"](tmp_path, "sst2").splitlines()]
+    found = {(line[0].removeprefix("| "), line[1]): line[5] for line in lines if len(line) > 5}
+    assert found["AD-TP", "40%"] == ""
+    assert found["LTP", "40%"].startswith("-25.0 (")
+    assert found["fewer layers", "40%"].startswith("-100.0 (")
+    assert found["fewer layers", "50%"].startswith("-25.0 (")
 
 
 def test_own_sites_have_a_row_of_their_own(render, tmp_path):

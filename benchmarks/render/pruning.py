@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from adtp_export.benchmarking.paired import difference
 from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, scale
 from benchmarks.harness.records import read_lines
 from benchmarks.render.tables import place, table
@@ -144,6 +147,7 @@ def trained(folder: Path, dataset: str) -> str:
     found = {at: runs for at, runs in with_all_seeds(rows, dataset).items() if "," not in at[0]}
     if not found:
         raise KeyError(dataset)
+    told = next((row for row in read_lines(folder / "systems-rows.jsonl") if row["dataset"] == dataset), None)
     exports = groups(read_lines(folder / "systems-exported.jsonl"), dataset)
     latency = {at: runs[0] for at, runs in groups(read_lines(folder / "systems-latency.jsonl"), dataset).items()}
     lines = []
@@ -156,13 +160,44 @@ def trained(folder: Path, dataset: str) -> str:
                 f"{statistics.mean(row['flops'] for row in runs):.1%}",
                 spread([row["accuracy"] for row in runs]),
                 f"{100 * statistics.mean(row['accuracy'] - row['teacher_accuracy'] for row in runs):+.1f}",
+                against_adtp(at, found, told),
                 f"{verified} of {len(runs)}" if at in exports else "not yet",
                 *_speed(latency.get(at)),
             ]
         )
-    heads = ["method", "FLOPs asked", "left", "accuracy, mean of the seeds", "points", "verified exports"]
+    heads = [
+        "method",
+        "FLOPs asked",
+        "left",
+        "accuracy, mean of the seeds",
+        "points",
+        "against AD-TP",
+        "verified exports",
+    ]
     heads += ["against packed dense", "against padded dense"]
     return f"{table(heads, lines)}\n\n{_sizes(next(iter(found.values()))[0], latency)}"
+
+
+def against_adtp(at: tuple[str, float], found: Mapping[tuple[str, float], list[Row]], told: Row | None) -> str:
+    """Return the points that students are ahead of AD-TP at their budget, or at the next lower one that it has, with the interval.
+
+    Args:
+        found: students by method and budget.
+        told: the row of `systems-rows.jsonl`; None leaves the cell empty, and so do rows without answers.
+    """
+    budgets = [budget for method, budget in found if method == "adtp" and budget <= at[1]]
+    if told is None or at[0] == "adtp" or not budgets:
+        return ""
+    one, other = found[at], found["adtp", max(budgets)]
+    if not all("answers" in row for row in (*one, *other)):
+        return ""
+    labels = np.array(list(told["labels"]))
+    scores = (
+        np.stack([np.array(list(row["answers"])) == labels for row in sorted(runs, key=lambda row: row["seed"])])
+        for runs in (one, other)
+    )
+    apart = difference(*scores, told["groups"])
+    return f"{100 * apart.mean:+.1f} ({100 * apart.low:+.1f} to {100 * apart.high:+.1f})"
 
 
 def _speed(row: Row | None) -> list[str]:
@@ -177,7 +212,8 @@ def _sizes(row: Row, latency: Mapping[Any, Row]) -> str:
     noise = 200 * (share * (1 - share) / row["rows"]["test"]) ** 0.5
     told = (
         f"Rows: {sizes}; {row['tokens']:.0f} tokens in the mean of test. Teacher: {share:.1%}, ± {noise:.1f} for the rows that were drawn. "
-        f"In brackets: lowest and highest seed. {ran(row)}."
+        "Points: from it. In brackets: lowest and highest seed; of points against AD-TP, at the same budget or the next lower one, "
+        f"95% over groups of overlapping rows and seeds. {ran(row)}."
     )
     if latency:
         some = next(iter(latency.values()))

@@ -16,7 +16,16 @@ LINEAR = ("linear.cpp", "linear_portable.cpp", "chain.cpp")
 OF_OPERATORS = ("operators.cpp", "linear_operators.cpp", "chain_operators.cpp")
 OPERATORS = (*OF_OPERATORS, "ragged.cpp", "level.cpp", "portable.cpp", "neon.cpp", *LINEAR)
 WIDE = ("-mavx512f", "-mavx512bw", "-Wno-maybe-uninitialized", "-Wno-uninitialized")
-RUNNER = ("operators.cpp", "encoder.cpp", "parts.cpp", "runner.cpp", "replay.cpp", "memory.cpp", "plan.cpp", "driver.cpp")
+RUNNER = (
+    "operators.cpp",
+    "encoder.cpp",
+    "parts.cpp",
+    "runner.cpp",
+    "replay.cpp",
+    "memory.cpp",
+    "plan.cpp",
+    "driver.cpp",
+)
 VECTOR = {
     "avx2.cpp": ("-mavx2", "-mfma"),
     "avx512.cpp": ("-mavx512f", "-Wno-maybe-uninitialized"),
