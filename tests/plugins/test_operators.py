@@ -75,6 +75,7 @@ def test_applications_see_no_other_names(operators_library):
     assert names - {"_init", "_fini"} == {
         "RegisterCustomOps",
         "adtp_attend",
+        "adtp_chain",
         "adtp_linear",
         "adtp_sources",
     }
