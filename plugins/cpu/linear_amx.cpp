@@ -36,6 +36,14 @@ struct alignas(64) TileConfig
     }
 };
 
+// GCC's intrinsics do not say which memory they read, so it might leave out what is stored for them alone.
+inline void storeForTiles()
+{
+#if defined(__GNUC__) && !defined(__clang__)
+    __asm__ volatile("" ::: "memory");
+#endif
+}
+
 // GCC's intrinsics take the number of a tile as it is written, so these are macros.
 #define ADTP_MULTIPLY(sums, x, w) \
     if constexpr (Kind::kIsInt8) \
@@ -166,7 +174,9 @@ inline void tile(Linear const& call, LowRows const& rows, int64_t row, int64_t c
         {
             std::memcpy(last + c * kWhole, w + c * block + tiles * kWhole, static_cast<size_t>(left * kTileBytes));
         }
+        storeForTiles();
         multiplyTiles<Kind, Rows, Columns>(x + tiles * kTileBytes, rows.pitch, last, kWhole, 1, pending);
+        storeForTiles();
     }
     constexpr int64_t pitch = Pending<Kind, Columns>::kPitch, lower = kTileRows * pitch;
     uint8_t* const sums = pending.next();
@@ -226,6 +236,7 @@ void multiplyAmx(Linear const& call, LowRows const& rows, int64_t first, int64_t
         return multiply(call, rows, first, end, firstBlock, endBlock);
     }
     TileConfig const config;
+    storeForTiles();
     _tile_loadconfig(&config);
     call.scale ? multiplyByTiles<Int8Product>(call, rows, first, end, firstBlock, endBlock)
                : multiplyByTiles<Bf16Product>(call, rows, first, end, firstBlock, endBlock);

@@ -2,6 +2,7 @@
 // products against double.
 #include "chain.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -90,6 +91,7 @@ bool isTheSameInPieces(adtp::LinearLevel const& level, int64_t m, int64_t k, int
         bias.data() + inner, nullptr, m, inner, k, 0};
     for (int64_t const rows : {-1, 1, 5, 100})
     {
+        std::fill(y.begin(), y.end(), NAN);
         adtp::AddNorm const norm{x.data(), bias.data(), scale.data(), y.data(), k, 1e-5F};
         if (adtp::runChain({one, two, norm}, level, rows, adtp::onOneThread) != adtp::Ran::kDone)
         {
@@ -99,6 +101,13 @@ bool isTheSameInPieces(adtp::LinearLevel const& level, int64_t m, int64_t k, int
         {
             std::printf("%s: pieces of %lld rows change the result\n", level.name, static_cast<long long>(rows));
             return false;
+        }
+        for (float const one : y)
+        {
+            if (!std::isfinite(one))
+            {
+                return false;
+            }
         }
         before = y;
     }
