@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ..contract import METADATA, RECIPE, RESIDUALS, product
 from ..contract import PRECISION as PRECISION_KEY
 from ..graph import program
-from ..graph.passes import PRECISION, FuseAddNorm, Int8Weight, LowerLinear, run_passes
+from ..graph.passes import LINEAR, PRECISION, Int8Weight, LowerLinear, run_passes
 from .plan import QuantizationPlan, Scales
 from .recipes import PER_TOKEN
 
@@ -29,7 +29,7 @@ def write_quantized(source: Path, path: Path, plan: QuantizationPlan) -> None:
         gemms = {node.name: node for node in model.graph}
         weights = {name: _constant(_input(gemms[f"{name}/Gemm"], 1)) for name in plan.scales}
         chosen = {name: Int8Weight(stored_weight(weights[name], s, plan), s.weight) for name, s in plan.scales.items()}
-        run_passes(model, (LowerLinear(chosen), FuseAddNorm()))
+        run_passes(model, (LowerLinear(chosen), *LINEAR[1:]))
     else:
         insert(model, plan)
     if plan.recipe.base != "fp32":

@@ -17,6 +17,25 @@ from adtp_export.errors import MissingDependencyError
 
 LEVELS = ("neon", "portable") if platform.machine().lower() in ("aarch64", "arm64") else ("avx512", "avx2", "portable")
 
+_AVX512 = (
+    "-mavx512f",
+    "-mavx512bw",
+    "-Wno-maybe-uninitialized",
+    "-Wno-uninitialized",
+)  # GCC 12 warns in its own header
+_BF16 = (*_AVX512, "-mavx512vnni", "-mavx512bf16")
+COMPILED_FOR = {
+    "avx2": ("-mavx2", "-mfma"),
+    "avx512": ("-mavx512f", "-Wno-maybe-uninitialized"),
+    "linear_avx2": ("-mavx2", "-mfma"),
+    "linear_avx2_vnni": ("-mavx2", "-mfma", "-mavxvnni"),
+    "linear_avx512": _AVX512,
+    "linear_avx512_vnni": (*_AVX512, "-mavx512vnni"),
+    "linear_avx512_bf16": _BF16,
+    "linear_amx": (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+}
+"""Flags of the sources that are for one kind of processor, as CMakeLists.txt has them; the last one is for Linux alone."""
+
 
 @pytest.fixture(scope="session")
 def operators_library(request, tmp_path_factory):

@@ -39,85 +39,71 @@ int64_t rowsOfPieces(Chain const& chain, LinearLevel const& level)
     return roundUp(divideUp(m, pieces), level.tileRows);
 }
 
-// `count` rows from `first` on through everything.
-bool runRows(Chain const& chain, LinearLevel const& level, int64_t first, int64_t count)
+// Both products, each run as it is told: with rows that are converted, or null.
+Ran runProducts(
+    Chain const& chain, LinearLevel const& level, std::function<Ran(Linear const& call, RowStore const* converted)> const& run)
 {
     Linear one = chain.first, two = chain.second;
-    one.x += first * one.k;
-    one.m = two.m = count;
-    RowStore in(one, level), between;
-    std::unique_ptr<float[]> hidden;
-    if (!in.ready())
-    {
-        return false;
-    }
-    if (hasSecond(chain))
-    {
-        between = RowStore(two, level);
-        if (one.scale)
-        {
-            hidden.reset(new (std::nothrow) float[static_cast<size_t>(count * one.n)]);
-        }
-        if (!between.ready() || (one.scale && !hidden))
-        {
-            return false;
-        }
-        one.y = hidden.get();
-        one.low = one.scale ? nullptr : between.rows().values;
-        one.lowPitch = between.rows().pitch;
-    }
-    Linear& last = hasSecond(chain) ? two : one;
-    last.y = chain.norm.y + first * chain.norm.n;
-    level.convert(one, in.rows(), 0, count);
-    level.multiply(one, in.rows(), 0, count, 0, divideUp(one.n, kColumns));
-    if (hasSecond(chain))
-    {
-        if (one.scale)
-        {
-            two.x = hidden.get();
-            level.convert(two, between.rows(), 0, count);
-        }
-        level.multiply(two, between.rows(), 0, count, 0, divideUp(two.n, kColumns));
-    }
-    level.addNorm(chain.norm, first, first + count);
-    return true;
-}
-
-Ran productsByColumns(Chain const& chain, LinearLevel const& level, Parallel const& parallel)
-{
-    Linear one = chain.first, two = chain.second;
-    one.y = chain.norm.y;
-    Ran ran = Ran::kDone;
     if (!hasSecond(chain))
     {
-        ran = runLinear(one, level, parallel);
+        one.y = chain.norm.y;
+        return run(one, nullptr);
     }
-    else if (one.scale)
+    two.y = chain.norm.y;
+    RowStore rows;
+    std::unique_ptr<float[]> hidden;
+    if (one.scale) // a row's scale takes all of it
     {
-        std::unique_ptr<float[]> const hidden(new (std::nothrow) float[static_cast<size_t>(one.m * one.n)]);
-        if (!hidden)
-        {
-            return Ran::kShortOfMemory;
-        }
+        hidden.reset(new (std::nothrow) float[static_cast<size_t>(one.m * one.n)]);
         one.y = hidden.get();
         two.x = hidden.get();
-        two.y = chain.norm.y;
-        ran = runLinear(one, level, parallel);
-        ran = ran == Ran::kDone ? runLinear(two, level, parallel) : ran;
     }
     else
     {
-        RowStore const between(two, level);
-        if (!between.ready())
+        rows = RowStore(two, level);
+        one.low = rows.rows().values;
+        one.lowPitch = rows.rows().pitch;
+    }
+    if (!hidden && !rows.ready())
+    {
+        return Ran::kShortOfMemory;
+    }
+    Ran const ran = run(one, nullptr);
+    return ran == Ran::kDone ? run(two, hidden ? nullptr : &rows) : ran;
+}
+
+// `count` rows from `first` on through everything.
+Ran runRows(Chain chain, LinearLevel const& level, int64_t first, int64_t count)
+{
+    chain.first.x += first * chain.first.k;
+    chain.first.m = chain.second.m = count;
+    chain.norm.residual += first * chain.norm.n;
+    chain.norm.y += first * chain.norm.n;
+    Ran const ran = runProducts(chain, level, [&](Linear const& call, RowStore const* converted) {
+        RowStore const own = converted ? RowStore() : RowStore(call, level);
+        LowRows const& rows = (converted ? *converted : own).rows();
+        if (!rows.values)
         {
             return Ran::kShortOfMemory;
         }
-        one.low = between.rows().values;
-        one.lowPitch = between.rows().pitch;
-        two.y = chain.norm.y;
-        ran = runLinear(one, level, parallel);
-        ran = ran == Ran::kDone ? runLinear(two, level, parallel, &between) : ran;
+        if (!converted)
+        {
+            level.convert(call, rows, 0, count);
+        }
+        level.multiply(call, rows, 0, count, 0, divideUp(call.n, kColumns));
+        return Ran::kDone;
+    });
+    if (ran == Ran::kDone)
+    {
+        level.addNorm(chain.norm, 0, count);
     }
+    return ran;
+}
+
+Ran runByColumns(Chain const& chain, LinearLevel const& level, Parallel const& parallel)
+{
+    Ran const ran = runProducts(chain, level,
+        [&](Linear const& call, RowStore const* converted) { return runLinear(call, level, parallel, converted); });
     if (ran != Ran::kDone)
     {
         return ran;
@@ -137,11 +123,11 @@ Ran runChain(Chain const& chain, LinearLevel const& level, int64_t rows, Paralle
     rows = rows ? rows : rowsOfPieces(chain, level);
     if (rows <= 0)
     {
-        return productsByColumns(chain, level, parallel);
+        return runByColumns(chain, level, parallel);
     }
     std::atomic<bool> whole{true};
     bool const done = parallel(divideUp(m, rows), [&](int64_t piece) {
-        if (!runRows(chain, level, piece * rows, std::min(rows, m - piece * rows)))
+        if (runRows(chain, level, piece * rows, std::min(rows, m - piece * rows)) != Ran::kDone)
         {
             whole = false;
         }

@@ -3,8 +3,6 @@
 #include "chain.h"
 #include "linear_operators.h"
 
-#include <new>
-
 namespace adtp
 {
 namespace
@@ -29,12 +27,10 @@ ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
     ort::Api const& api = kernel.api;
     constexpr size_t count = kInputs<Int8, Two>, product = kOfProduct<Int8>;
     Input in[count];
-    for (size_t i = 0; i < count; ++i)
+    ort::Status* status = readAll(api, context, in, count);
+    if (status)
     {
-        if (ort::Status* const status = read(api, context, i, in[i]))
-        {
-            return status;
-        }
+        return status;
     }
     Chain chain{};
     Input const &x = in[0], &residual = Two ? x : in[count - 3], &gamma = in[count - 2], &beta = in[count - 1];
@@ -57,7 +53,7 @@ ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
     }
     int64_t const shape[2] = {x.shape[0], n};
     void* y = nullptr;
-    ort::Status* status = output(api, context, 0, &shape[0], 2, &y);
+    status = output(api, context, 0, &shape[0], 2, &y);
     if (status)
     {
         return status;
@@ -72,7 +68,7 @@ template <bool Int8, bool Two>
 ort::Operator makeOperator()
 {
     ort::Operator made{};
-    setCommon(made);
+    setLinear<Kernel>(made);
     made.getName = [](ort::Operator const*) {
         return Int8 ? (Two ? "AdtpInt8FeedForwardAddNorm" : "AdtpInt8LinearAddNorm")
                     : (Two ? "AdtpBf16FeedForwardAddNorm" : "AdtpBf16LinearAddNorm");
@@ -82,8 +78,6 @@ ort::Operator makeOperator()
         return isOfProduct ? typeOfProduct<Int8>((i - 1) % kOfProduct<Int8>) : ort::kFloat;
     };
     made.getInputCount = [](ort::Operator const*) -> size_t { return kInputs<Int8, Two>; };
-    made.getOutputType = [](ort::Operator const*, size_t) { return ort::kFloat; };
-    made.getOutputCount = [](ort::Operator const*) -> size_t { return 1; };
     made.createKernelV2 = [](ort::Operator const*, void const* table, ort::KernelInfo const* info, void** kernel) {
         ort::Api const api(table);
         Kernel wanted{api, 0, 0, 0.0F};
@@ -94,10 +88,8 @@ ort::Operator makeOperator()
         {
             status = refuse(api, kWho, "in_features and inner_features must be at least 1");
         }
-        *kernel = status ? nullptr : new (std::nothrow) Kernel(wanted);
-        return status || *kernel ? status : refuse(api, kWho, "out of memory");
+        return keep(wanted, status, kWho, kernel);
     };
-    made.destroyKernel = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
     made.computeV2 = [](void* kernel, ort::KernelContext* context) {
         return compute<Int8, Two>(*static_cast<Kernel const*>(kernel), context);
     };
@@ -110,12 +102,7 @@ ort::Status* addChainOperators(ort::Api const& api, ort::Domain* domain)
 {
     static ort::Operator const operators[] = {makeOperator<false, false>(), makeOperator<false, true>(),
         makeOperator<true, false>(), makeOperator<true, true>()};
-    ort::Status* status = nullptr;
-    for (ort::Operator const& one : operators)
-    {
-        status = status ? status : api.call<ort::CustomOpDomainAdd>(domain, &one);
-    }
-    return status;
+    return addAll(api, domain, operators);
 }
 
 } // namespace adtp

@@ -2,8 +2,6 @@
 // function that tests call.
 #include "linear_operators.h"
 
-#include <new>
-
 namespace adtp
 {
 namespace
@@ -23,12 +21,10 @@ ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
     ort::Api const& api = kernel.api;
     constexpr size_t count = 1 + kOfProduct<Int8>;
     Input in[count];
-    for (size_t i = 0; i < count; ++i)
+    ort::Status* status = readAll(api, context, in, count);
+    if (status)
     {
-        if (ort::Status* const status = read(api, context, i, in[i]))
-        {
-            return status;
-        }
+        return status;
     }
     Linear call{};
     Input const& x = in[0];
@@ -45,7 +41,7 @@ ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
     call.gelu = Gelu;
     int64_t const shape[2] = {call.m, call.n};
     void* y = nullptr;
-    ort::Status* status = output(api, context, 0, &shape[0], 2, &y);
+    status = output(api, context, 0, &shape[0], 2, &y);
     if (status)
     {
         return status;
@@ -59,7 +55,7 @@ template <bool Int8, bool Gelu>
 ort::Operator makeOperator()
 {
     ort::Operator made{};
-    setCommon(made);
+    setLinear<Kernel>(made);
     made.getName = [](ort::Operator const*) {
         return Int8 ? (Gelu ? "AdtpInt8LinearGelu" : "AdtpInt8Linear") : (Gelu ? "AdtpBf16LinearGelu" : "AdtpBf16Linear");
     };
@@ -67,20 +63,16 @@ ort::Operator makeOperator()
         return i == 0 ? ort::kFloat : typeOfProduct<Int8>(i - 1);
     };
     made.getInputCount = [](ort::Operator const*) -> size_t { return 1 + kOfProduct<Int8>; };
-    made.getOutputType = [](ort::Operator const*, size_t) { return ort::kFloat; };
-    made.getOutputCount = [](ort::Operator const*) -> size_t { return 1; };
     made.createKernelV2 = [](ort::Operator const*, void const* table, ort::KernelInfo const* info, void** kernel) {
         ort::Api const api(table);
-        int64_t inFeatures = 0;
-        ort::Status* status = api.call<ort::KernelInfoGetInt64>(info, "in_features", &inFeatures);
-        if (!status && inFeatures < 1)
+        Kernel wanted{api, 0};
+        ort::Status* status = api.call<ort::KernelInfoGetInt64>(info, "in_features", &wanted.inFeatures);
+        if (!status && wanted.inFeatures < 1)
         {
             status = refuse(api, kWho, "in_features must be at least 1");
         }
-        *kernel = status ? nullptr : new (std::nothrow) Kernel{api, inFeatures};
-        return status || *kernel ? status : refuse(api, kWho, "out of memory");
+        return keep(wanted, status, kWho, kernel);
     };
-    made.destroyKernel = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
     made.computeV2 = [](void* kernel, ort::KernelContext* context) {
         return compute<Int8, Gelu>(*static_cast<Kernel const*>(kernel), context);
     };
@@ -93,12 +85,7 @@ ort::Status* addLinearOperators(ort::Api const& api, ort::Domain* domain)
 {
     static ort::Operator const operators[] = {makeOperator<false, false>(), makeOperator<false, true>(),
         makeOperator<true, false>(), makeOperator<true, true>()};
-    ort::Status* status = nullptr;
-    for (ort::Operator const& one : operators)
-    {
-        status = status ? status : api.call<ort::CustomOpDomainAdd>(domain, &one);
-    }
-    return status;
+    return addAll(api, domain, operators);
 }
 
 } // namespace adtp

@@ -7,11 +7,18 @@
 namespace adtp
 {
 
-// Add AdtpBf16Linear, AdtpInt8Linear, and both with a GELU behind them. They live as long as the library is there.
+// Add AdtpBf16Linear, AdtpInt8Linear, and both with a GELU behind them.
 ort::Status* addLinearOperators(ort::Api const& api, ort::Domain* domain);
 
 // Add those with a sum and norm behind one product, or behind the two of a feed-forward network.
 ort::Status* addChainOperators(ort::Api const& api, ort::Domain* domain);
+
+// The fastest level here. It is looked for once: in a virtual machine, CPUID takes as long as a small product.
+inline LinearLevel const& bestLevel()
+{
+    static LinearLevel const& best = *linearLevel(nullptr);
+    return best;
+}
 
 namespace
 {
@@ -63,11 +70,14 @@ inline Parallel onThreads(ort::Api const& api, ort::KernelContext const* context
     };
 }
 
-// The fastest level here. It is looked for once: in a virtual machine, CPUID takes as long as a small product.
-inline LinearLevel const& bestLevel()
+// What all of these operators answer with: one result in fp32, and how a kernel ends.
+template <typename Kernel>
+void setLinear(ort::Operator& made)
 {
-    static LinearLevel const& best = *linearLevel(nullptr);
-    return best;
+    setCommon(made);
+    made.getOutputType = [](ort::Operator const*, size_t) { return ort::kFloat; };
+    made.getOutputCount = [](ort::Operator const*) -> size_t { return 1; };
+    made.destroyKernel = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
 }
 
 } // namespace

@@ -181,12 +181,10 @@ bool isInt32(By by, size_t input)
 ort::Status* Kernel::compute(ort::KernelContext* context) const
 {
     Input in[kMostInputs];
-    for (size_t i = 0; i < countInputs(form.by); ++i)
+    ort::Status* status = readAll(api, context, in, countInputs(form.by));
+    if (status)
     {
-        if (ort::Status* const status = read(api, context, i, in[i]))
-        {
-            return status;
-        }
+        return status;
     }
     if (char const* const wrong = wrongShape(form.by, numHeads, keyHeads, in))
     {
@@ -197,7 +195,7 @@ ort::Status* Kernel::compute(ort::KernelContext* context) const
     {
         return refuse(api, kWho, wrong);
     }
-    ort::Status* status = output(api, context, 0, in[0].shape, 2, &call.out);
+    status = output(api, context, 0, in[0].shape, 2, &call.out);
     void* received = nullptr;
     if (!status && form.received != Received::kNo)
     {
@@ -246,8 +244,7 @@ ort::Status* makeKernel(ort::Operator const* it, void const* table, ort::KernelI
     {
         status = refuse(api, kWho, "kv_heads must divide num_heads, and windows be at least -1");
     }
-    *kernel = status ? nullptr : new (std::nothrow) Kernel(made);
-    return status || *kernel ? status : refuse(api, kWho, "out of memory");
+    return keep(made, status, kWho, kernel);
 }
 
 Attention makeOperator(Form const& form, Element type)
@@ -289,13 +286,7 @@ ort::Domain* makeDomain(ort::Api const& api)
     }();
     ort::Domain* domain = nullptr;
     ort::Status* status = api.call<ort::CreateCustomOpDomain>("adtp", &domain);
-    for (Attention const& one : operators)
-    {
-        if (!status)
-        {
-            status = api.call<ort::CustomOpDomainAdd>(domain, static_cast<ort::Operator const*>(&one));
-        }
-    }
+    status = status ? status : addAll(api, domain, operators);
     status = status ? status : addLinearOperators(api, domain);
     status = status ? status : addChainOperators(api, domain);
     return status ? nullptr : domain;

@@ -5,6 +5,7 @@
 #include "onnxruntime.h"
 
 #include <initializer_list>
+#include <new>
 #include <string>
 
 #ifdef _WIN32
@@ -73,12 +74,42 @@ inline ort::Status* read(ort::Api const& api, ort::KernelContext const* context,
     return status;
 }
 
+inline ort::Status* readAll(ort::Api const& api, ort::KernelContext const* context, Input* inputs, size_t count)
+{
+    ort::Status* status = nullptr;
+    for (size_t i = 0; i < count && !status; ++i)
+    {
+        status = read(api, context, i, inputs[i]);
+    }
+    return status;
+}
+
 inline ort::Status* output(ort::Api const& api, ort::KernelContext* context, size_t index, int64_t const* shape, size_t rank,
     void** data)
 {
     ort::Value* value = nullptr;
     ort::Status* const status = api.call<ort::GetOutput>(context, index, shape, rank, &value);
     return status ? status : api.call<ort::GetTensorMutableData>(value, data);
+}
+
+// Give ONNX Runtime a kernel, unless a status says why there is none.
+template <typename Kernel>
+ort::Status* keep(Kernel const& made, ort::Status* status, char const* who, void** kernel)
+{
+    *kernel = status ? nullptr : new (std::nothrow) Kernel(made);
+    return status || *kernel ? status : refuse(made.api, who, "out of memory");
+}
+
+// Operators live as long as the library is there.
+template <typename Operators>
+ort::Status* addAll(ort::Api const& api, ort::Domain* domain, Operators const& operators)
+{
+    ort::Status* status = nullptr;
+    for (ort::Operator const& one : operators)
+    {
+        status = status ? status : api.call<ort::CustomOpDomainAdd>(domain, &one);
+    }
+    return status;
 }
 
 // What every operator answers with, as far as operators do not differ.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from cpu_operators import LEVELS, attend
+from cpu_operators import COMPILED_FOR, LEVELS, attend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plugin_host import SANITIZERS
@@ -193,17 +193,6 @@ def test_a_mistake_is_noticed(kernel):
 @pytest.mark.slow
 def test_sanitizers_find_nothing(operators_library, tmp_path):
     """On random calls, and on such whose bounds or positions are spoilt."""
-    wide = ("-mavx512f", "-mavx512bw", "-w")  # GCC 12 warns in its own header
-    own = {
-        "avx2": ("-mavx2", "-mfma"),
-        "avx512": wide,
-        "linear_avx2": ("-mavx2", "-mfma"),
-        "linear_avx2_vnni": ("-mavx2", "-mfma", "-mavxvnni"),
-        "linear_avx512": wide,
-        "linear_avx512_vnni": (*wide, "-mavx512vnni"),
-        "linear_avx512_bf16": (*wide, "-mavx512vnni", "-mavx512bf16"),
-        "linear_amx": (*wide, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
-    }
     common = ("c++", "-std=c++17", "-DADTP_X86", "-DADTP_AMX", '-DADTP_SOURCES="x"', f"-I{SOURCES}")
     checked = ("-O1", *SANITIZERS)
     objects = []
@@ -211,7 +200,9 @@ def test_sanitizers_find_nothing(operators_library, tmp_path):
         objects.append(tmp_path / f"{source.name}.o")
         products = source.stem.startswith("linear") and source.stem != "linear_operators"
         flags = ("-O0",) if products else checked  # products have a test of their own, in test_linear_kernel.py
-        subprocess.run([*common, *flags, *own.get(source.stem, ()), "-c", source, "-o", objects[-1]], check=True)
+        subprocess.run(
+            [*common, *flags, *COMPILED_FOR.get(source.stem, ()), "-c", source, "-o", objects[-1]], check=True
+        )
     check = ROOT / "tests" / "plugins" / "operators_check.cpp"
     subprocess.run([*common, *checked, check, *objects, "-o", tmp_path / "check"], check=True)
     done = subprocess.run([tmp_path / "check", "60"], capture_output=True, text=True, check=False)

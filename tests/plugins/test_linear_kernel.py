@@ -6,6 +6,7 @@ import subprocess
 import numpy as np
 import pytest
 from conftest import ROOT
+from cpu_operators import COMPILED_FOR
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_calls import LEVELS, constants, expected, make_product, multiply
@@ -163,15 +164,7 @@ def test_under_sanitizers(tmp_path):
         "-DADTP_X86",
         "-DADTP_AMX",
     ]
-    wide = ["-mavx512f", "-mavx512bw", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
-    own = {
-        "linear_avx2": ["-mavx2", "-mfma"],
-        "linear_avx2_vnni": ["-mavx2", "-mfma", "-mavxvnni"],
-        "linear_avx512": wide,
-        "linear_avx512_vnni": [*wide, "-mavx512vnni"],
-        "linear_avx512_bf16": [*wide, "-mavx512vnni", "-mavx512bf16"],
-        "linear_amx": [*wide, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
-    }
+    own = {name: flags for name, flags in COMPILED_FOR.items() if name.startswith("linear_")}
     objects = []
     for name in ("linear", "linear_portable", "chain", *own):
         objects.append(tmp_path / f"{name}.o")

@@ -35,20 +35,24 @@ LEVELS = [
 ]
 
 
-def one_product(precision, weight, bias, gelu=False):
-    """A model of one node with its portable body."""
-    tensors = {**constants(precision, weight), "bias": bias}
-    name = f"{OPERATORS[precision]}{GELU if gelu else ''}"
-    node = helper.make_node(name, ["x", *tensors], ["y"], domain=DOMAIN, **{IN_FEATURES: weight.shape[1]})
+def one_node(name, x_width, tensors, width, **attributes):
+    """A model of one node with its portable body: rows of x times constants are rows of y."""
+    node = helper.make_node(name, ["x", *tensors], ["y"], domain=DOMAIN, **attributes)
     graph = helper.make_graph(
         [node],
-        "product",
-        [helper.make_tensor_value_info("x", FLOAT, ["T", weight.shape[1]])],
-        [helper.make_tensor_value_info("y", FLOAT, ["T", len(bias)])],
+        "node",
+        [helper.make_tensor_value_info("x", FLOAT, ["T", x_width])],
+        [helper.make_tensor_value_info("y", FLOAT, ["T", width])],
         [numpy_helper.from_array(array, key) for key, array in tensors.items()],
     )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=linear_functions())
+
+
+def one_product(precision, weight, bias, gelu=False):
+    tensors = {**constants(precision, weight), "bias": bias}
+    name = f"{OPERATORS[precision]}{GELU if gelu else ''}"
+    return one_node(name, weight.shape[1], tensors, len(bias), **{IN_FEATURES: weight.shape[1]})
 
 
 def session(model, library=None, level=LEVELS[-1], written=None, profile=None):
@@ -102,25 +106,15 @@ def test_operators_take_the_place_of_bodies(operators_library, tmp_path, precisi
 
 
 def one_chain(precision, x, weights, residual, gamma, beta):
-    """A model of one node: one product or two with the sum and norm behind them. Two have the rows themselves as residual."""
+    """One product or two with the sum and norm behind them. Two have the rows themselves as residual."""
     tensors, two = {}, len(weights) > 1
     for i, (weight, bias) in enumerate(weights):
         for key, array in {**constants(precision, weight), "bias": bias}.items():
             tensors[f"{key}{i}"] = array
-    others = {"gamma": gamma, "beta": beta} if two else {"residual": residual, "gamma": gamma, "beta": beta}
-    tensors.update(others)
+    tensors |= {"gamma": gamma, "beta": beta} if two else {"residual": residual, "gamma": gamma, "beta": beta}
     name = FEED_FORWARD[precision] if two else f"{OPERATORS[precision]}{ADD_NORM}"
     attributes = {IN_FEATURES: x.shape[1], EPSILON: 1e-5} | ({INNER_FEATURES: len(weights[0][1])} if two else {})
-    node = helper.make_node(name, ["x", *tensors], ["y"], domain=DOMAIN, **attributes)
-    graph = helper.make_graph(
-        [node],
-        "chain",
-        [helper.make_tensor_value_info("x", FLOAT, ["T", x.shape[1]])],
-        [helper.make_tensor_value_info("y", FLOAT, ["T", len(beta)])],
-        [numpy_helper.from_array(array, key) for key, array in tensors.items()],
-    )
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=linear_functions())
+    return one_node(name, x.shape[1], tensors, len(beta), **attributes)
 
 
 def make_chain(m, two):

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes import InPlacePass
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
-from ...ops import onnx_fixed, onnx_function
+from ...ops import onnx_fixed, onnx_function, onnx_linear
 from .add_kept_site import AddKeptSite
 from .collapse_reshapes import CollapseReshapes
 from .convert_precision import ConvertPrecision
@@ -44,7 +44,7 @@ PRECISION: dict[str, Passes] = {
     "bf16": (ConvertPrecision(ir.DataType.BFLOAT16),),
 }
 PRECOMPUTE: Passes = (LookUpFirstProjections(),)
-LINEAR: Passes = (LowerLinear(), FuseAddNorm())
+LINEAR: Passes = (LowerLinear(), FuseAddNorm(), ShipBodies(onnx_linear.linear_functions))
 ORT_CUDA: Passes = (
     LowerToOrtPackedAttention(),
     PrependZerosByConcat(),

@@ -18,9 +18,7 @@ from ...contract import (
     INT8_FEED_FORWARD,
     INT8_LINEAR,
 )
-from ...ops import onnx_linear
 from .fuse_for_ort_cuda import made_by, read_once, sum_before
-from .ship_bodies import ShipBodies
 
 FEED_FORWARD = {BF16_LINEAR: BF16_FEED_FORWARD, INT8_LINEAR: INT8_FEED_FORWARD}
 
@@ -34,25 +32,21 @@ class FuseAddNorm(InPlacePass):
         changed = False
         for norm in list(model.graph):
             total = sum_before(norm)
-            found = None if total is None or None in norm.inputs or len(norm.inputs) < 3 else _product(total)
-            if found is not None:
-                _fuse(model.graph, norm, *found)
+            if total is None or None in norm.inputs or len(norm.inputs) < 3:
+                continue
+            if (found := _product(total)) is not None:
+                _fuse(model.graph, norm, total, *found)
                 changed = True
-        if changed:
-            ShipBodies(onnx_linear.linear_functions)(model)
-            called = {node.op_identifier() for node in model.graph}
-            for identifier in [name for name in model.functions if name[0] == DOMAIN and name not in called]:
-                model.functions.pop(identifier)
         return PassResult(model, modified=changed)
 
 
-def _product(total: ir.Node) -> tuple[ir.Node, ir.Node, ir.Value] | None:
-    """Return the sum, the product in it that nothing else reads, and the residual."""
+def _product(total: ir.Node) -> tuple[ir.Node, ir.Value] | None:
+    """Return the product in a sum that nothing else reads, and the residual."""
     for product, residual in (total.inputs, reversed(total.inputs)):
         for name in FEED_FORWARD:
             node = made_by(product, name, DOMAIN)
             if node is not None and residual is not None and read_once(product):
-                return total, node, residual
+                return node, residual
     return None
 
 

@@ -21,7 +21,6 @@ from ...contract import (
     PRODUCTS,
 )
 from ...ops import onnx_linear
-from .ship_bodies import ShipBodies
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,6 @@ class LowerLinear(InPlacePass):
         for name in [name for name, value in graph.initializers.items() if not value.uses()]:
             if not graph.initializers[name].is_graph_output():
                 graph.initializers.pop(name)
-        ShipBodies(onnx_linear.linear_functions)(model)
         model.opset_imports[DOMAIN] = DOMAIN_VERSION
         model.metadata_props[f"{METADATA}{PRECISION}"] = "bf16" if self.int8 is None else "int8"
         return PassResult(model, modified=True)
