@@ -21,7 +21,7 @@ ACCEPTED = (
     r"the emulator is not built",
     r"the cross compiler is missing",
     r"CMake or a C\+\+ compiler is missing",
-    r"this processor has no avx",
+    r"this processor has no (avx|amx)",
     r"adtp-plugin build (--cpu --all )?needs",
     r"neither chromium nor google-chrome is installed",
     r"Node is not installed",

@@ -10,7 +10,8 @@ statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,11 @@ import numpy as np
 DRAWS, TOGETHER = 10_000, 500
 """How often seeds and groups are drawn, and how often at a time."""
 LOW, HIGH = 0.025, 0.975
+KEPT_GROUPS = 2000
+"""Draws of up to so many groups are kept for later comparisons of as many, four times 40 MB at most: drawing takes nearly all of the time."""
+
+Draws = tuple[np.ndarray, np.ndarray]
+"""How often each seed and each group is drawn: ``(TOGETHER, seeds)`` and ``(TOGETHER, groups)``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +75,26 @@ def means_drawn(apart: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return the mean of ``apart (seeds, rows)`` for each time that seeds and groups are drawn, ``(DRAWS,)``; always the same draws."""
     seeds, sizes = len(apart), np.bincount(groups).astype(np.float64)
     sums = np.stack([np.bincount(groups, weights=row, minlength=len(sizes)) for row in apart])
-    draw = np.random.default_rng(0)
+    draws = _kept_draws if len(sizes) <= KEPT_GROUPS else _draws
+    drawn: Iterable[Draws] = draws(seeds, len(sizes))
     means = []
-    for _ in range(DRAWS // TOGETHER):
-        of_seeds = draw.multinomial(seeds, np.full(seeds, 1 / seeds), TOGETHER)
-        of_groups = draw.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), TOGETHER)
+    for of_seeds, drawn_groups in drawn:
+        of_groups = drawn_groups.astype(np.float64)
         means.append(((of_seeds @ sums) * of_groups).sum(1) / (seeds * (of_groups @ sizes)))
     return np.concatenate(means)
+
+
+def _draws(seeds: int, groups: int) -> Iterator[Draws]:
+    draw = np.random.default_rng(0)
+    for _ in range(DRAWS // TOGETHER):
+        of_seeds = draw.multinomial(seeds, np.full(seeds, 1 / seeds), TOGETHER)
+        of_groups = draw.multinomial(groups, np.full(groups, 1 / groups), TOGETHER)
+        yield of_seeds, of_groups
+
+
+@functools.lru_cache(maxsize=4)
+def _kept_draws(seeds: int, groups: int) -> tuple[Draws, ...]:
+    return tuple((s.astype(np.int16), g.astype(np.int16)) for s, g in _draws(seeds, groups))
 
 
 def means_at_most(values: np.ndarray, groups: np.ndarray, most: float = 1.0) -> np.ndarray:

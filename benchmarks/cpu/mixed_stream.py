@@ -1,11 +1,11 @@
 """Texts of very unequal length in order of arrival: in ONNX Runtime without and with the attention operators, and in `load`.
 
-    python -m benchmarks.cpu.mixed_stream OUT PRECOMPUTED --sst2 FILE --news FILE     # writes records/mixed-stream.json
+    python -m benchmarks.cpu.mixed_stream OUT PRECOMPUTED --sst2 FILE --news FILE         # in records/mixed-stream.json
 
-OUT is what `adtp-export STUDENT` writes, PRECOMPUTED what `adtp-export STUDENT --precompute-embedding-projections` does. The stream has
-three sentences of SST-2 for each post of 20 Newsgroups, in batches of 32 in order of arrival. ONNX Runtime gets tokens, each batch as
-it arrived or split by length into parts. `load` gets all texts at once, and tokenizes and sorts them. Contenders have processes of their
-own and take turns.
+OUT is what `adtp-export MODEL_DIR` writes, PRECOMPUTED what `adtp-export MODEL_DIR --precompute-embedding-projections` does; each model
+has a part of the record. The stream has three sentences of SST-2 for each post of 20 Newsgroups, in batches of 32 in order of arrival.
+ONNX Runtime gets tokens, each batch as it arrived or split by length into parts. `load` gets all texts at once, and tokenizes and sorts
+them. Contenders have processes of their own and take turns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.processes import Worker, in_turns, serve
-from benchmarks.harness.records import RECORDS, claim, told, write
+from benchmarks.harness.records import RECORDS, claim, read_document, told, write
 
 TEXTS, ARRIVAL, SPLITS = 192, 32, (32, 16, 8, 4, 1)
 """Texts of the stream, of a batch that arrives, and of its parts."""
@@ -142,8 +142,8 @@ def main() -> None:
         finally:
             for worker in workers:
                 worker.close()
-    record = {"student": manifest["checkpoint"]["name"], "texts": TEXTS, "batch": ARRIVAL, "rounds": ROUNDS}
-    write(options.out, {**record, "results": rows, **told()})
+    part = {"texts": TEXTS, "batch": ARRIVAL, "rounds": ROUNDS, "results": rows, **told()}
+    write(options.out, read_document(options.out) | {manifest["checkpoint"]["name"]: part})
 
 
 if __name__ == "__main__":

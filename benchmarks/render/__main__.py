@@ -24,6 +24,7 @@ WHOLE_FILES = {
     "precision-speed.json": precision.render_speed,
     "precision-fidelity.json": precision.render_fidelity,
     "precision-vectors.json": precision.render_vectors,
+    "revisions.json": precision.render_revisions,
     "mixed-stream.json": cpu.render_stream,
     "embedding.json": cpu.render_embedding,
     "decoders.json": decoders.render_vectors,

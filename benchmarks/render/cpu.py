@@ -239,7 +239,11 @@ def render_arrivals(rows: list[dict[str, Any]], stream: str) -> str:
 
 
 def render_stream(record: dict[str, Any]) -> str:
-    """Return a record of `mixed_stream.py`: seconds of each way to run the stream."""
+    """Return a record of `mixed_stream.py`: seconds of each way to run the stream, model by model."""
+    return "\n\n".join(_stream_of(name, part) for name, part in record.items())
+
+
+def _stream_of(model: str, record: dict[str, Any]) -> str:
     rows = {(row["contender"], row["split"]): row for row in record["results"]}
     names = {"graph": "graph alone", "operators": "with the operators"}
     whole = record["batch"]
@@ -259,7 +263,7 @@ def render_stream(record: dict[str, Any]) -> str:
     told = (
         f"Seconds for {record['texts']} texts, medians of {record['rounds']} rounds in turns; in brackets, times the best of the column. "
         f"`load` tokenizes, too. With the tables of `--precompute-embedding-projections` it takes {tables['s']:.3f}. "
-        f"`{record['student']}`, `python -m benchmarks.cpu.mixed_stream OUT PRECOMPUTED`; "
+        f"`{model}`, `python -m benchmarks.cpu.mixed_stream OUT PRECOMPUTED`; "
         f"{place(record)}, ONNX Runtime {record['versions']['onnxruntime']}."
     )
     return f"{table(['', *names.values()], lines)}\n\n{told}"

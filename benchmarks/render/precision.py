@@ -1,4 +1,4 @@
-"""Render the records of `benchmarks/cpu/precision.py`: what lower precisions gain on CPUs, and what they cost."""
+"""Render the records of `benchmarks/cpu/precision.py`, what lower precisions gain on CPUs and what they cost, and of `revisions.py`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,23 @@ def _speed_of_shape(shape: str, part: dict[str, Any]) -> str:
     depth = f"{layers['ours']} layers, and {layers['dense']} of CTranslate2 {versions['ctranslate2']}"
     more = f"ms, and times as fast as fp32 in the graph; medians of runs in turns. {depth}; {told}."
     return f"{table(['', *workloads], lines)}\n\n`python -m benchmarks.cpu.precision speed {shape}`: {more}"
+
+
+def render_revisions(record: dict[str, Any]) -> str:
+    """Return a record of `revisions.py`: how fast files of today are beside those of an earlier revision."""
+    rows = {((row["shape"], row["contender"]), row["workload"]): row for row in record["results"]}
+    workloads = list(dict.fromkeys(workload for _, workload in rows))
+    lines = []
+    for shape, name in dict.fromkeys(who for who, _ in rows):
+        timed = [rows[(shape, name), workload] for workload in workloads]
+        lines.append(
+            [shape, name, *(f"{row['p50_ms']:.1f}, {row['speedup']:.2f}x ± {row['margin']:.2f}" for row in timed)]
+        )
+    told = (
+        f"`python -m benchmarks.cpu.revisions {record['before'][:8]}`: ms, and times as fast as before; medians of runs in turns. "
+        f"{record['layers']} layers, fp32; {place(record)}, ONNX Runtime {record['versions']['onnxruntime']}."
+    )
+    return f"{table(['width', 'file', *workloads], lines, texts=2)}\n\n{told}"
 
 
 def render_vectors(record: dict[str, Any]) -> str:

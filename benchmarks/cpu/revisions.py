@@ -1,0 +1,121 @@
+"""Is anything slower than at an earlier revision? Export students with its code and with today's, and time both files in turns:
+
+    python -m benchmarks.cpu.revisions REVISION        # writes records/revisions.json
+
+The files are those of `benchmarks.cpu.precision`: MiniLM's width, every token kept, and BERT-base's, 0.ffn, retention 0.29; 6 layers,
+random weights, fp32. "before" is the revision's file in ONNX Runtime alone, "graph" today's likewise, and "operators" today's with the
+operators in the package, which is what `load` takes. It needs git and a revision that still runs in today's environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cpu.precision import UNPRUNED
+from benchmarks.harness.forced import LAYERS, RETENTION, SHAPE, SITES
+from benchmarks.harness.records import RECORDS, ROOT, claim, told, write
+
+KEPT = {UNPRUNED: 1.0, SHAPE: RETENTION}
+"""The share of the tokens that stay, by the name of a shape."""
+GRID = ("1x32", "8x128", "32x64", "mixed-32", "one-long-32")
+BEFORE, GRAPH, OPERATORS = "before", "graph", "operators"
+PACKAGE = "adtp_export"
+BESIDE = ("calibration", "plugins")
+"""Folders of the repository that are rooms of the installed package."""
+SECONDS = 20.0
+
+EXPORT = """
+import sys
+from pathlib import Path
+from adtp_export.benchmarking.contenders import Architecture, named_shape, scheduled_student
+name, layers, sites, retention, folder = sys.argv[1:]
+scheduled_student(Architecture(named_shape(name, int(layers))), sites.split(","), float(retention), Path(folder))
+"""
+
+
+def unpack(revision: str, folder: Path) -> Path:
+    """Lay the code of a revision out as it is installed; return the folder that Python finds it in.
+
+    Raises:
+        SystemExit: git knows no such revision.
+    """
+    command = ["git", "-C", str(ROOT), "archive", revision, PACKAGE, *BESIDE]
+    found = subprocess.run(command, capture_output=True)
+    if found.returncode:
+        raise SystemExit(found.stderr.decode().strip())
+    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as files:
+        files.extractall(folder, filter="data")
+    for room in BESIDE:
+        (folder / room).rename(folder / PACKAGE / room)
+    return folder
+
+
+def export(name: str, folder: Path, code: Path | None = None) -> Path:
+    """Write the student of a shape, with today's code or with that in a folder, and return its file.
+
+    Raises:
+        SystemExit: that code does not run here.
+    """
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-c", EXPORT, name, str(LAYERS), ",".join(SITES), str(KEPT[name]), str(folder)]
+    environment = os.environ | ({"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"} if code else {})
+    if subprocess.run(command, env=environment, cwd=folder).returncode:
+        raise SystemExit(f"{name}: the code of {code or 'today'} writes no student here")
+    return folder / "student.onnx"
+
+
+def compare(name: str, files: dict[str, Path], seconds: float) -> list[dict[str, Any]]:
+    """Time the files of a shape in turns, each in a process of its own; a speedup is over the earlier file."""
+    from adtp_export.benchmarking.contenders import Architecture, named_shape
+    from adtp_export.benchmarking.interleaved_timing import measure, speedup
+    from adtp_export.benchmarking.processes import WITH_PLUGIN, Contender, Processes
+    from adtp_export.benchmarking.workloads import make_workloads
+
+    sizes, rows = Architecture(named_shape(name, LAYERS)), []
+    engines = {OPERATORS: WITH_PLUGIN}
+    contenders = [
+        Contender(name=who, path=path, layers=LAYERS, padded=False, engine=engines.get(who, "onnxruntime"))
+        for who, path in files.items()
+    ]
+    with Processes(contenders) as processes:
+        for workload in make_workloads(GRID, sizes.input_names, sizes.tables["vocab_size"]):
+            times = measure(workload, list(files), processes.time_ms, seconds)
+            for who, ms in times.items():
+                gain, margin = speedup(times[BEFORE], ms)
+                row = {"shape": name, "workload": workload.name, "contender": who, "rounds": len(ms)}
+                row |= {"p50_ms": round(float(np.median(ms)), 2), "speedup": round(gain, 3), "margin": round(margin, 3)}
+                print(row, file=sys.stderr)
+                rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("revision", metavar="REVISION", help="such as HEAD~5")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each workload")
+    parser.add_argument("--out", metavar="FILE", type=Path, default=RECORDS / "revisions.json")
+    options = parser.parse_args()
+    claim(options.out)
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        code = unpack(options.revision, folder / "code")
+        for name in KEPT:
+            before, now = export(name, folder / name / "before", code), export(name, folder / name / "now")
+            rows += compare(name, {BEFORE: before, GRAPH: now, OPERATORS: now}, options.seconds)
+    shown = subprocess.run(["git", "-C", str(ROOT), "rev-parse", options.revision], capture_output=True, text=True)
+    write(options.out, {"before": shown.stdout.strip(), "layers": LAYERS, "results": rows, **told()})
+
+
+if __name__ == "__main__":
+    main()
