@@ -28,7 +28,7 @@ def source(request, tmp_path, reader):
     """A good input of the reader; of "originals" several, each of which is broken."""
     kind, _, name = reader.partition(" ")
     if kind == "out":
-        return request.getfixturevalue("exported")
+        return request.getfixturevalue("packed_export") / "out"
     if kind == "checkpoint":
         return request.getfixturevalue("small")
     if kind == "plain":
