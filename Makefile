@@ -8,6 +8,8 @@ WORKERS ?= 2
 THREADS ?= 1
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' adtp_export/contract.py)
 
+unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, which read compiled modules
+
 .PHONY: demo test quick test-all triton-server deepsparse llamacpp coverage lint style types release-check clean
 demo: $(VENV)/installed
 	$(BIN)/adtp-export demo/student --trt --openvino --out $(DEMO_OUT) --force

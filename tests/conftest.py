@@ -138,7 +138,6 @@ def pytest_runtest_teardown(item, nextitem):
 
 
 def pytest_unconfigure():
-    gc.unfreeze()
     with contextlib.suppress(
         OSError
     ):  # torch makes it in the temporary folder as it is imported; one that is in use stays
@@ -254,7 +253,7 @@ def edit_config(checkpoint_dir):
 
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["preloaded"])
+FORKSERVER.set_forkserver_preload(["preloaded", "conftest"])
 
 
 @functools.cache

@@ -8,14 +8,20 @@ import os
 
 import networkx  # noqa: F401 - which PyTorch imports at the first trace
 import quick_traces
+import rich.console  # noqa: F401
 import torch.export._trace
 import torch.onnx._internal.exporter._core  # noqa: F401
 
+import adtp_export.artifacts.records
 import adtp_export.benchmarking.compare
 import adtp_export.calibration.simulate
+import adtp_export.cli.console
 import adtp_export.graph.program
 import adtp_export.model.checkpoint
+import adtp_export.pipeline.export.capabilities
 import adtp_export.pipeline.export.export
+import adtp_export.plugins.encoder.planner
+import adtp_export.report.html
 import adtp_export.training.stages
 import adtp_export.verify.parity  # noqa: F401
 
