@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -127,6 +128,9 @@ def pytest_collection_finish():
     """What was imported and collected stays to the end. Trainers and exporters ask for a collection, which would scan it each time."""
     gc.collect()
     gc.freeze()
+    atexit.register(
+        gc.unfreeze
+    )  # later than pytest's last collections, of which each would scan it; Python's own needs it
 
 
 @pytest.hookimpl(trylast=True)

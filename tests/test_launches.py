@@ -1,14 +1,12 @@
 """Launches, copies and waits of a file for ONNX Runtime's CUDA provider: counted on a small model, and on graphs that a hand can follow."""
 
 import json
-import subprocess
-import sys
 
 import onnx
 import onnxruntime
 import pytest
 import torch
-from conftest import ROOT, as_numpy, exported_graph, make_batch, make_student
+from conftest import ROOT, as_numpy, exported_graph, make_batch, make_student, run_cli
 from onnx import TensorProto, helper
 
 from adtp_export.benchmarking.contenders import Architecture, random_encoder, scheduled_student
@@ -252,8 +250,7 @@ def test_what_is_no_driver_log_is_told(tmp_path, line):
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "benchmarks.gpu.launches", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return run_cli("benchmarks.gpu.launches", *arguments, cwd=ROOT)
 
 
 def test_the_command_prints_a_table_and_json(files):

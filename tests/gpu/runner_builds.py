@@ -23,6 +23,7 @@ GPU = Path(__file__).parent
 RUNNER = tuple(library.SOURCES / f"{name}.cpp" for name in ("runner", "replay", "memory", "plan", "driver"))
 ENCODER = (library.SOURCES / "encoder.cpp", library.SOURCES / "parts.cpp")
 PROBE = (*RUNNER, library.SOURCES / "launch.cpp", GPU / "runner_probe.cpp")
+LAUNCH_PROBE = (*(library.SOURCES / f"{name}.cpp" for name in ("launch", "driver")), GPU / "launch_probe.cpp")
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{library.SOURCES}", f"-I{GPU}")
 
 NEWER = 100
@@ -65,16 +66,25 @@ def _run(*arguments: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def program(flags: tuple[str, ...] = (), mistake: Mistake | None = None) -> Path:
-    """`runner_probe`."""
-    objects = [*(_object(source, flags, mistake) for source in PROBE), kept_builds.all_kernels()]
-    made = _kept("probe", "".join(map(str, (*objects, *flags))).encode())
+def program(
+    flags: tuple[str, ...] = (), mistake: Mistake | None = None, sources: tuple[Path, ...] = PROBE, name: str = "probe"
+) -> Path:
+    """`runner_probe`, or another program that has all kernels."""
+    objects = [*(_object(source, flags, mistake) for source in sources), kept_builds.all_kernels()]
+    made = _kept(name, "".join(map(str, (*objects, *flags))).encode())
     if not made.is_file():
         with FileLock(f"{made}.lock"):
             partial = made.with_suffix(".partial")
             _run(*flags, *objects, "-ldl", "-pthread", "-o", partial)
             partial.replace(made)
     return made
+
+
+def launch_probe(old: str = "", new: str = "") -> Path:
+    """`launch_probe`, in whose sources words may be replaced that are there once."""
+    at = [source.name for source in LAUNCH_PROBE if old and old in source.read_text(encoding="utf-8")]
+    assert len(at) == bool(old), f"{old} is in {at}"
+    return program(mistake=(*at, old, new) if old else None, sources=LAUNCH_PROBE, name="launch-probe")
 
 
 @functools.cache

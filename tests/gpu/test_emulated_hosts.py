@@ -14,10 +14,10 @@ import emulated_gpu
 import emulation
 import host_calls
 import host_mistakes
-import kept_builds
 import pytest
+import runner_builds
 
-from adtp_export.plugins import binaries, library
+from adtp_export.plugins import binaries
 from adtp_export.plugins.variants import ARCHITECTURES, HEAD_SIZES
 
 GPU = Path(__file__).parent
@@ -146,29 +146,10 @@ def test_all_mistakes_of_the_python_host(name, tmp_path, emulated_library):
 # The C++ host
 
 
-def compiled(source: Path, target: Path) -> Path:
-    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-I", library.SOURCES, "-c", source, "-o"]
-    partial = target.with_suffix(".partial")
-    subprocess.run([*command, partial], check=True)
-    return partial.replace(target)
-
-
 @pytest.fixture
-def cpp_host(tmp_path, emulated_library):
+def cpp_host(emulated_library):
     """Build `launch_probe` with `launch.cpp` and `driver.cpp`, in which words may be replaced; return the command."""
-
-    def build(old="", new=""):
-        texts = {name: (library.SOURCES / name).read_text() for name in ("launch.cpp", "driver.cpp")}
-        assert not old or sum(text.count(old) for text in texts.values()) == 1, f"{old} is not there once"
-        parts = [compiled(GPU / "launch_probe.cpp", tmp_path / "probe.o")]
-        for name, text in texts.items():
-            source = tmp_path / name
-            source.write_text(text.replace(old, new) if old else text)
-            parts.append(compiled(source, source.with_suffix(".o")))
-        subprocess.run(["g++", *parts, kept_builds.all_kernels(), "-ldl", "-o", tmp_path / "launch_probe"], check=True)
-        return [tmp_path / "launch_probe"]
-
-    return build
+    return lambda old="", new="": [runner_builds.launch_probe(old, new)]
 
 
 def test_the_cpp_host_launches(cpp_host, tmp_path, emulated_library):
