@@ -28,7 +28,10 @@ def write_quantized(source: Path, path: Path, plan: QuantizationPlan) -> None:
     if plan.recipe.activations == PER_TOKEN:
         gemms = {node.name: node for node in model.graph}
         weights = {name: _constant(_input(gemms[f"{name}/Gemm"], 1)) for name in plan.scales}
-        chosen = {name: Int8Weight(stored_weight(weights[name], s, plan), s.weight) for name, s in plan.scales.items()}
+        chosen = {
+            name: Int8Weight(stored_weight(weights[name], s, plan), s.weight, 1 / s.smooth)
+            for name, s in plan.scales.items()
+        }
         run_passes(model, (LowerLinear(chosen), *LINEAR[1:]))
     else:
         insert(model, plan)

@@ -18,7 +18,7 @@ class Call(ctypes.Structure):
     """plugins/cpu/linear.h has the same."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "scale", "sums", "bias", "y")),
+        *((name, ctypes.c_void_p) for name in ("x", "factors", "weight", "scale", "sums", "bias", "y")),
         *((name, ctypes.c_int64) for name in "mkn"),
         ("gelu", ctypes.c_int32),
         ("low", ctypes.c_void_p),
@@ -55,14 +55,20 @@ def make_product(m, k, n, seed=0, scale=1.0):
     return rows.astype(np.float32), weight.astype(np.float32), generator.standard_normal(n).astype(np.float32)
 
 
-def constants(precision, weight):
-    """What the operator takes between rows and bias."""
+def make_factors(k, seed=0):
+    """By which rows are multiplied before they are rounded."""
+    return np.random.default_rng(seed).lognormal(size=k).astype(np.float32)
+
+
+def constants(precision, weight, factors=None):
+    """What the operator takes between rows and bias. Weights are for rows that were multiplied by the factors."""
     if precision == "bf16":
         return {"weight": bf16_weight(weight)}
     scale = np.maximum(np.abs(weight).max(1) / 127, np.finfo(np.float32).tiny).astype(np.float32)
     stored = np.rint(weight / scale[:, None]).astype(np.int8)
     stored, sums = int8_weight(stored)
-    return {"weight": stored, "scale": scale, "sums": sums}
+    factors = np.ones(1, np.float32) if factors is None else factors
+    return {"factors": factors, "weight": stored, "scale": scale, "sums": sums}
 
 
 def multiply(library, x, tensors, bias, gelu, level=None):
@@ -74,7 +80,10 @@ def multiply(library, x, tensors, bias, gelu, level=None):
 
 def make_call(x, tensors, bias, m, k, gelu):
     """A product without the place of its result. Its arrays have to be kept meanwhile."""
-    arrays = (x, *(tensors.get(key) for key in ("weight", "scale", "sums")), bias)
+    factors = tensors.get("factors")
+    if factors is not None and len(factors) < k:
+        factors = None
+    arrays = (x, factors, *(tensors.get(key) for key in ("weight", "scale", "sums")), bias)
     return Call(*(None if array is None else array.ctypes.data for array in arrays), None, m, k, len(bias), gelu)
 
 

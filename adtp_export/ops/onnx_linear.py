@@ -88,12 +88,14 @@ def QuantizeRows(x, least_scale: float):
 
 
 @script(OURS)
-def IntegerLinear(x, weight, scale, sums, bias, in_features: int, least_scale: float):
-    """Multiply in integers. Weights are unsigned there, because ONNX Runtime adds pairs of u8 x s8 in 16 bits where there is no VNNI,
-    and saturates silently. The zero point is taken off as an integer, which also keeps ONNX Runtime from its MatMulIntegerToFloat:
-    that adds a bias before the scale of a row.
+def IntegerLinear(x, factors, weight, scale, sums, bias, in_features: int, least_scale: float):
+    """Multiply rows by factors, ``(K,)`` or ``(1,)`` of 1, round them, and multiply in integers.
+
+    Weights are unsigned there, because ONNX Runtime adds pairs of u8 x s8 in 16 bits where there is no VNNI, and saturates silently. The
+    zero point is taken off as an integer, which also keeps ONNX Runtime from its MatMulIntegerToFloat: that adds a bias before the scale
+    of a row.
     """
-    rows, row_scale, zero_point = QuantizeRows(x, least_scale)
+    rows, row_scale, zero_point = QuantizeRows(op.Mul(x, factors), least_scale)
     middle = op.Constant(value_int=128)
     unsigned = op.Cast(
         op.Add(op.Cast(Unpack(weight, bias, in_features), to=INT32), op.Cast(middle, to=INT32)), to=UINT8
@@ -105,13 +107,13 @@ def IntegerLinear(x, weight, scale, sums, bias, in_features: int, least_scale: f
 
 
 @script(OURS)
-def AdtpInt8Linear(x, weight, scale, sums, bias, in_features: int, least_scale: float = LEAST_SCALE):
-    return IntegerLinear(x, weight, scale, sums, bias, in_features, least_scale)
+def AdtpInt8Linear(x, factors, weight, scale, sums, bias, in_features: int, least_scale: float = LEAST_SCALE):
+    return IntegerLinear(x, factors, weight, scale, sums, bias, in_features, least_scale)
 
 
 @script(OURS)
-def AdtpInt8LinearGelu(x, weight, scale, sums, bias, in_features: int, least_scale: float = LEAST_SCALE):
-    return op.Gelu(IntegerLinear(x, weight, scale, sums, bias, in_features, least_scale))
+def AdtpInt8LinearGelu(x, factors, weight, scale, sums, bias, in_features: int, least_scale: float = LEAST_SCALE):
+    return op.Gelu(IntegerLinear(x, factors, weight, scale, sums, bias, in_features, least_scale))
 
 
 @script(OURS)
@@ -123,6 +125,7 @@ def AdtpBf16LinearAddNorm(x, weight, bias, residual, gamma, beta, in_features: i
 @script(OURS)
 def AdtpInt8LinearAddNorm(
     x,
+    factors,
     weight,
     scale,
     sums,
@@ -134,7 +137,7 @@ def AdtpInt8LinearAddNorm(
     epsilon: float,
     least_scale: float = LEAST_SCALE,
 ):
-    total = op.Add(IntegerLinear(x, weight, scale, sums, bias, in_features, least_scale), residual)
+    total = op.Add(IntegerLinear(x, factors, weight, scale, sums, bias, in_features, least_scale), residual)
     return op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon)
 
 
@@ -150,10 +153,12 @@ def AdtpBf16FeedForwardAddNorm(
 @script(OURS)
 def AdtpInt8FeedForwardAddNorm(
     x,
+    factors,
     weight,
     scale,
     sums,
     bias,
+    factors_out,
     weight_out,
     scale_out,
     sums_out,
@@ -165,8 +170,8 @@ def AdtpInt8FeedForwardAddNorm(
     epsilon: float,
     least_scale: float = LEAST_SCALE,
 ):
-    inner = op.Gelu(IntegerLinear(x, weight, scale, sums, bias, in_features, least_scale))
-    product = IntegerLinear(inner, weight_out, scale_out, sums_out, bias_out, inner_features, least_scale)
+    inner = op.Gelu(IntegerLinear(x, factors, weight, scale, sums, bias, in_features, least_scale))
+    product = IntegerLinear(inner, factors_out, weight_out, scale_out, sums_out, bias_out, inner_features, least_scale)
     return op.LayerNormalization(op.Add(product, x), gamma, beta, axis=-1, epsilon=epsilon)
 
 

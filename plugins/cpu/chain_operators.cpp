@@ -49,7 +49,7 @@ ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
     int64_t const n = Two ? chain.second.n : chain.first.n;
     if (!fits || !residual.is({x.shape[0], n}) || !gamma.is({n}) || !beta.is({n}))
     {
-        return refuse(api, kWho, "weights, residual, gamma and beta do not fit one another");
+        return refuse(api, kWho, "factors, weights, residual, gamma and beta do not fit one another");
     }
     int64_t const shape[2] = {x.shape[0], n};
     void* y = nullptr;

@@ -10,13 +10,14 @@ namespace adtp
 // y = x @ weights + bias, with an erf GELU where it is asked for.
 //
 // bf16: rows are rounded to it, products are summed in fp32. INT8: each row has its own scale and zero point,
-// u = round(x / scale) + zero in 0..255, and products are summed in int32.
+// u = round(x * factors / scale) + zero in 0..255, and products are summed in int32.
 //
 // Weights lie in groups of four bytes down a column, of 16 columns one after the other: (N/16, K/4, 16, 4) of int8,
 // (N/16, K/2, 16, 2) of bf16, with zeros where K or N is no multiple. 64 bytes are what a dot product of AVX-512 reads.
 struct Linear
 {
     float const* x; // (M, K), contiguous
+    float const* factors; // (K,) of INT8, by which each row is multiplied before it is rounded; null: none
     void const* weight;
     float const* scale; // (N,) of int8 weights; null: they are bf16
     int32_t const* sums; // (N,) of int8 weights, over K; null for bf16

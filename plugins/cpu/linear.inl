@@ -242,6 +242,13 @@ void addNorm(AddNorm const& call, int64_t first, int64_t end)
     }
 }
 
+// What is rounded of a row, from column i on.
+inline Vector smoothed(Linear const& call, float const* x, int64_t i)
+{
+    Vector const v = loadUpTo(x + i, call.k - i);
+    return call.factors ? v * loadUpTo(call.factors + i, call.k - i) : v;
+}
+
 // Its scale holds the row's smallest and largest value, and 0, which is one of its 256 numbers.
 inline void quantize(Linear const& call, LowRows const& rows, int64_t row)
 {
@@ -252,7 +259,7 @@ inline void quantize(Linear const& call, LowRows const& rows, int64_t row)
     Vector bad = low;
     for (int64_t i = 0; i < call.k; i += kLanes)
     {
-        Vector const v = loadUpTo(x + i, call.k - i);
+        Vector const v = smoothed(call, x, i);
         low = Vector::min(v, low);
         high = Vector::max(v, high);
         bad = Vector::multiplyAdd(v, Vector::of(0.0F), bad); // NaN of NaN and of infinity
@@ -288,7 +295,7 @@ inline void quantize(Linear const& call, LowRows const& rows, int64_t row)
     for (int64_t i = 0; i < call.k; i += kLanes)
     {
         int64_t const left = call.k - i < kLanes ? call.k - i : kLanes;
-        Vector u = Vector::round(loadUpTo(x + i, left) * Vector::of(inverse)) + Vector::of(zeros[0]);
+        Vector u = Vector::round(smoothed(call, x, i) * Vector::of(inverse)) + Vector::of(zeros[0]);
         u = Vector::max(u, Vector::of(0.0F)); // the clip to 255 is in storeBytes
         Vector::storeBytes(values + i, u, static_cast<int32_t>(left));
     }

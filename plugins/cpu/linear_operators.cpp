@@ -1,5 +1,5 @@
-// AdtpBf16Linear(x, weight, bias) and AdtpInt8Linear(x, weight, scale, sums, bias), each with and without a GELU, and a plain C
-// function that tests call.
+// AdtpBf16Linear(x, weight, bias) and AdtpInt8Linear(x, factors, weight, scale, sums, bias), each with and without a GELU, and a
+// plain C function that tests call.
 #include "linear_operators.h"
 
 namespace adtp
@@ -34,7 +34,7 @@ ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
     }
     if (!readProduct<Int8>(in + 1, kernel.inFeatures, call))
     {
-        return refuse(api, kWho, "weight, scale, sums and bias do not fit one another");
+        return refuse(api, kWho, "factors, weight, scale, sums and bias do not fit one another");
     }
     call.x = static_cast<float const*>(x.data);
     call.m = x.shape[0];

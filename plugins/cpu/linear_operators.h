@@ -23,23 +23,29 @@ inline LinearLevel const& bestLevel()
 namespace
 {
 
-// Inputs of a product behind x: weight and bias, or weight, scale, sums and bias.
+// Inputs of a product behind x: weight and bias, or factors, weight, scale, sums and bias.
 template <bool Int8>
-constexpr size_t kOfProduct = Int8 ? 4 : 2;
+constexpr size_t kOfProduct = Int8 ? 5 : 2;
 
 // Their types.
 template <bool Int8>
 ort::Element typeOfProduct(size_t i)
 {
-    return i == 0 ? (Int8 ? ort::kInt8 : ort::kBfloat16) : Int8 && i == 2 ? ort::kInt32 : ort::kFloat;
+    if (Int8)
+    {
+        return i == 1 ? ort::kInt8 : i == 3 ? ort::kInt32 : ort::kFloat;
+    }
+    return i == 0 ? ort::kBfloat16 : ort::kFloat;
 }
 
-// Take them; false where they do not fit one another.
+// Take them; false where they do not fit one another. A single factor is 1: nothing is multiplied then.
 template <bool Int8>
 bool readProduct(Input const* in, int64_t k, Linear& call)
 {
     constexpr int64_t values = Int8 ? 4 : 2;
-    Input const &weight = in[0], &scale = in[1], &sums = in[2 % kOfProduct<Int8>], &bias = in[kOfProduct<Int8> - 1];
+    Input const &factors = in[0], &weight = in[Int8 ? 1 : 0], &scale = in[Int8 ? 2 : 0], &sums = in[Int8 ? 3 : 0];
+    Input const& bias = in[kOfProduct<Int8> - 1];
+    call.factors = Int8 && factors.is({k}) ? static_cast<float const*>(factors.data) : nullptr;
     call.weight = weight.data;
     call.scale = Int8 ? static_cast<float const*>(scale.data) : nullptr;
     call.sums = Int8 ? static_cast<int32_t const*>(sums.data) : nullptr;
@@ -47,7 +53,8 @@ bool readProduct(Input const* in, int64_t k, Linear& call)
     call.k = k;
     call.n = bias.shape[0];
     return bias.is({call.n}) && weight.is({divideUp(call.n, kColumns), divideUp(k, values), kColumns, values})
-        && (!Int8 || (scale.is({call.n}) && sums.is({call.n})));
+        && (!Int8 || (scale.is({call.n}) && sums.is({call.n})))
+        && (!Int8 || call.factors || (factors.is({1}) && *static_cast<float const*>(factors.data) == 1.0F));
 }
 
 // Pieces on ONNX Runtime's threads, where there are several of them. status: where what it says is left.

@@ -15,6 +15,8 @@ from adtp_export.contract import (
     GELU,
     INT8_FEED_FORWARD,
     INT8_LINEAR,
+    INTERMEDIATE,
+    QKV,
 )
 from adtp_export.graph import program
 from adtp_export.graph.passes import LINEAR, FuseAddNorm, Int8Weight, LowerLinear, run_passes
@@ -32,13 +34,17 @@ def lowered(student, precision):
 
 
 def int8_weights(model):
-    chosen = {}
+    """With random factors where a plan has them."""
+    chosen, generator = {}, np.random.default_rng(0)
     for node in model.graph:
         if node.op_type == "Gemm" and node.name.startswith("layers."):
             weight = node.inputs[1].const_value.numpy()
             scale = np.abs(weight).max(1) / np.float32(127)
             stored = np.rint(weight / scale[:, None]).astype(np.int8)
-            chosen[node.name.removesuffix("/Gemm")] = Int8Weight(stored, scale)
+            name = node.name.removesuffix("/Gemm")
+            size = weight.shape[1] if name.endswith((QKV, INTERMEDIATE)) else 1
+            factors = generator.lognormal(size=size) if size > 1 else np.ones(1)
+            chosen[name] = Int8Weight(stored, scale, factors.astype(np.float32))
     return chosen
 
 

@@ -12,17 +12,23 @@
 namespace
 {
 
-// Weights of +-1 and rows of small whole numbers are exact in both precisions.
+// Weights of +-1 and rows of small whole numbers are exact in both precisions. In INT8 rows are halved by their factors first.
 bool holds(adtp::LinearLevel const& level, int64_t m, int64_t k, int64_t n, bool int8, bool gelu)
 {
     int64_t const values = int8 ? 4 : 2, groups = (k + values - 1) / values, blocks = (n + 15) / 16;
-    std::vector<float> x(m * k), bias(n, 0.5F), scale(n, 1.0F), y(m * n, NAN);
+    std::vector<float> x(m * k), given, bias(n, 0.5F), scale(n, 1.0F), y(m * n, NAN);
+    std::vector<float> const factors(k, 0.5F);
     std::vector<int32_t> sums(n, 0);
     std::vector<uint8_t> weight(blocks * groups * 64, 0);
     auto const sign = [](int64_t i, int64_t j) { return (i * 7 + j * 3) % 5 < 2 ? -1 : 1; };
     for (int64_t i = 0; i < m * k; ++i)
     {
         x[i] = i % k == 0 ? 255.0F - 100.0F : i % k == 1 ? -100.0F : static_cast<float>(i % 50); // a scale of 1 for k > 1
+    }
+    given = x;
+    for (float& one : given)
+    {
+        one *= int8 ? 2.0F : 1.0F;
     }
     for (int64_t j = 0; j < n; ++j)
     {
@@ -34,8 +40,8 @@ bool holds(adtp::LinearLevel const& level, int64_t m, int64_t k, int64_t n, bool
             sums[j] += sign(i, j);
         }
     }
-    adtp::Linear const call{x.data(), weight.data(), int8 ? scale.data() : nullptr, int8 ? sums.data() : nullptr, bias.data(),
-        y.data(), m, k, n, gelu};
+    adtp::Linear const call{given.data(), int8 ? factors.data() : nullptr, weight.data(), int8 ? scale.data() : nullptr,
+        int8 ? sums.data() : nullptr, bias.data(), y.data(), m, k, n, gelu};
     adtp::LinearPieces const pieces(call, level);
     for (int64_t i = 0; i < pieces.conversions(); ++i)
     {
@@ -80,14 +86,15 @@ bool isTheSameInPieces(adtp::LinearLevel const& level, int64_t m, int64_t k, int
     };
     auto const first = weights(k, inner), second = weights(inner, k);
     std::vector<float> x(m * k), y(m * k, NAN), before, bias(inner + k, 0.5F), scale(inner + k, 1e-3F);
+    std::vector<float> const factors(k, 1.5F);
     std::vector<int32_t> sums(inner + k, 2);
     for (size_t i = 0; i < x.size(); ++i)
     {
         x[i] = static_cast<float>(i % 11);
     }
-    adtp::Linear const one{x.data(), first.data(), int8 ? scale.data() : nullptr, int8 ? sums.data() : nullptr, bias.data(), nullptr, m,
-        k, inner, 1};
-    adtp::Linear const two{nullptr, second.data(), int8 ? scale.data() + inner : nullptr, int8 ? sums.data() + inner : nullptr,
+    adtp::Linear const one{x.data(), int8 ? factors.data() : nullptr, first.data(), int8 ? scale.data() : nullptr,
+        int8 ? sums.data() : nullptr, bias.data(), nullptr, m, k, inner, 1};
+    adtp::Linear const two{nullptr, nullptr, second.data(), int8 ? scale.data() + inner : nullptr, int8 ? sums.data() + inner : nullptr,
         bias.data() + inner, nullptr, m, inner, k, 0};
     for (int64_t const rows : {-1, 1, 5, 100})
     {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear_calls import BY_COLUMNS, LEVELS, constants, make_product, multiply, normed, run_chain
+from linear_calls import BY_COLUMNS, LEVELS, constants, make_factors, make_product, multiply, normed, run_chain
 
 
 class Kernel:
@@ -56,6 +56,18 @@ def check(kernel, x, products, others, rows):
 @settings(max_examples=15, deadline=None)
 def test_sizes(kernel, precision, two, m, widths, rows, seed):
     check(kernel, *make_chain(precision, m, widths if two else widths[:2], seed), rows)
+
+
+@pytest.mark.parametrize("rows", [0, BY_COLUMNS, 7])
+def test_factors_are_those_of_each_product(kernel, rows):
+    """To the bit, rows that were multiplied before go through the first one. The residual stays as it is."""
+    x, products, others = make_chain("int8", 40, (37, 50, 40))
+    factors = make_factors(37), make_factors(50)
+    both = [({**tensors, "factors": own}, bias) for (tensors, bias), own in zip(products, factors)]
+    check(kernel, x, both, others, rows)
+    last = [products[0], both[1]]
+    np.testing.assert_array_equal(kernel.chain(x, both, others, rows), kernel.chain(x * factors[0], last, others, rows))
+    assert not np.array_equal(kernel.chain(x, both, others, rows), kernel.chain(x, last, others, rows))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])

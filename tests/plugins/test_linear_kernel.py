@@ -9,7 +9,7 @@ from conftest import ROOT
 from cpu_operators import COMPILED_FOR
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear_calls import LEVELS, constants, expected, make_product, multiply
+from linear_calls import LEVELS, constants, expected, make_factors, make_product, multiply
 
 from adtp_export.contract import (
     ADD_NORM,
@@ -62,6 +62,29 @@ def test_several_pieces(kernel, precision, m, k, n):
     check(kernel, precision, make_product(m, k, n), True)
 
 
+@pytest.mark.parametrize("gelu", [False, True], ids=["", "gelu"])
+@given(st.integers(0, 40), st.integers(1, 70), st.integers(1, 150), st.integers(0, 2**16))
+@settings(max_examples=15, deadline=None)
+def test_factors(kernel, gelu, m, k, n, seed):
+    """To the bit, rows that were multiplied before."""
+    x, weight, bias = make_product(m, k, n, seed)
+    factors = make_factors(k, seed)
+    found = kernel(x, constants("int8", weight, factors), bias, gelu)
+    np.testing.assert_array_equal(found, kernel(x * factors, constants("int8", weight), bias, gelu))
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, np.finfo(np.float32).max])
+def test_with_factors_a_number_that_is_none_stays_in_its_row(kernel, wrong):
+    """Or one that is none once it is multiplied."""
+    x, weight, bias = make_product(9, 37, 40)
+    tensors = constants("int8", weight, make_factors(37) + 1)
+    before = kernel(x, tensors, bias, False)
+    x[4, 17] = wrong
+    after = kernel(x, tensors, bias, False)
+    assert np.isnan(after[4]).all()
+    np.testing.assert_array_equal(np.delete(after, 4, 0), np.delete(before, 4, 0))
+
+
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 @pytest.mark.parametrize("scale", [1e-38, 1e-30, 0.0, 1e30])
 def test_large_and_small_rows(kernel, precision, scale):
@@ -98,7 +121,7 @@ def test_no_pair_of_products_saturates(kernel):
 
 
 def test_a_mistake_is_noticed(kernel):
-    """The bounds tell one weight that is one step off, and a zero point that is forgotten."""
+    """The bounds tell one weight that is one step off, a zero point that is forgotten, and factors that are."""
     x, weight, bias = make_product(8, 64, 32)
     for precision in ("bf16", "int8"):
         exact, allowed = expected(precision, x, weight, bias, False)
@@ -109,6 +132,8 @@ def test_a_mistake_is_noticed(kernel):
         assert (np.abs(kernel(x, tensors, bias, False) - exact) > allowed).any()
     tensors = constants("int8", weight)
     tensors["sums"] = np.zeros_like(tensors["sums"])
+    assert (np.abs(kernel(x, tensors, bias, False) - exact) > allowed).any()
+    tensors = constants("int8", weight, np.full(64, 1.001, np.float32))
     assert (np.abs(kernel(x, tensors, bias, False) - exact) > allowed).any()
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from linear_calls import constants, expected, make_product, normed
+from linear_calls import constants, expected, make_factors, make_product, normed
 from onnx import helper, numpy_helper
 
 from adtp_export.contract import (
@@ -49,8 +49,8 @@ def one_node(name, x_width, tensors, width, **attributes):
     return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=linear_functions())
 
 
-def one_product(precision, weight, bias, gelu=False):
-    tensors = {**constants(precision, weight), "bias": bias}
+def one_product(precision, weight, bias, gelu=False, factors=None):
+    tensors = {**constants(precision, weight, factors), "bias": bias}
     name = f"{OPERATORS[precision]}{GELU if gelu else ''}"
     return one_node(name, weight.shape[1], tensors, len(bias), **{IN_FEATURES: weight.shape[1]})
 
@@ -81,6 +81,27 @@ def test_bodies_at_every_level(precision, gelu, level, m, k, n):
     assert (np.abs(found - exact) <= allowed).all()
 
 
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
+@pytest.mark.parametrize("gelu", [False, True], ids=["", "gelu"])
+def test_factors(operators_library, gelu, level):
+    """Operators and bodies multiply rows before they round them; the bounds tell factors that are ignored."""
+    x, weight, bias = make_product(9, 70, 40)
+    factors = make_factors(70)
+    exact, allowed = expected("int8", x * factors, weight, bias, gelu)
+    for library in (None, operators_library):
+        (found,) = session(one_product("int8", weight, bias, gelu, factors), library, level).run(None, {"x": x})
+        assert (np.abs(found - exact) <= allowed).all()
+        (ignored,) = session(one_product("int8", weight, bias, gelu), library, level).run(None, {"x": x})
+        assert (np.abs(ignored - exact) > allowed).any()
+
+
+def test_a_single_factor_is_1(operators_library):
+    x, weight, bias = make_product(5, 32, 16)
+    model = one_product("int8", weight, bias, factors=np.full(1, 2, np.float32))
+    with pytest.raises(Exception, match="do not fit one another"):
+        session(model, operators_library).run(None, {"x": x})
+
+
 @pytest.mark.parametrize("precision", OPERATORS)
 @pytest.mark.parametrize("gelu", [False, True], ids=["", "gelu"])
 def test_no_rows(operators_library, precision, gelu):
@@ -105,11 +126,11 @@ def test_operators_take_the_place_of_bodies(operators_library, tmp_path, precisi
     assert kinds == {f"{OPERATORS[precision]}{GELU if gelu else ''}"}
 
 
-def one_chain(precision, x, weights, residual, gamma, beta):
+def one_chain(precision, x, weights, residual, gamma, beta, factors=(None, None)):
     """One product or two with the sum and norm behind them. Two have the rows themselves as residual."""
     tensors, two = {}, len(weights) > 1
     for i, (weight, bias) in enumerate(weights):
-        for key, array in {**constants(precision, weight), "bias": bias}.items():
+        for key, array in {**constants(precision, weight, factors[i]), "bias": bias}.items():
             tensors[f"{key}{i}"] = array
     tensors |= {"gamma": gamma, "beta": beta} if two else {"residual": residual, "gamma": gamma, "beta": beta}
     name = FEED_FORWARD[precision] if two else f"{OPERATORS[precision]}{ADD_NORM}"
@@ -127,18 +148,20 @@ def make_chain(m, two):
     return x, weights, residual, gamma, beta
 
 
-@pytest.mark.parametrize("precision", OPERATORS)
+@pytest.mark.parametrize("precision", [*OPERATORS, "int8 with factors"])
 @pytest.mark.parametrize("two", [False, True], ids=["linear", "feed forward"])
 @pytest.mark.parametrize("m", [7, 700])
 def test_sums_and_norms_in_the_same_operator(operators_library, tmp_path, precision, two, m):
     """Few rows, and so many that pieces of them go through all of it."""
     x, weights, residual, gamma, beta = make_chain(m, two)
-    rows = x
+    rows, factors = x, [None] * 2
+    if "factors" in precision:
+        precision, factors = "int8", [make_factors(weight.shape[1]) for weight, _ in weights]
     for i, (weight, bias) in enumerate(weights):
-        product = one_product(precision, weight, bias, i + 1 < len(weights))
+        product = one_product(precision, weight, bias, i + 1 < len(weights), factors[i])
         (rows,) = session(product, operators_library).run(None, {"x": rows})
     exact, allowed = normed(rows, residual, gamma, beta)
-    model = one_chain(precision, x, weights, residual, gamma, beta)
+    model = one_chain(precision, x, weights, residual, gamma, beta, factors)
     profiled = session(model, operators_library, profile=tmp_path / "profile")
     (found,) = profiled.run(None, {"x": x})
     assert (np.abs(found - exact) <= allowed).all()
@@ -174,10 +197,22 @@ def test_weights_are_unpacked_once(tmp_path, precision):
     assert {"bf16": "Gemm", "int8": "MatMulInteger"}[precision] in left
 
 
+def test_a_single_factor_costs_bodies_nothing(tmp_path):
+    """ONNX Runtime leaves out a Mul by one number, 1, of what another node gives."""
+    left = []
+    for factors in (None, make_factors(130)):
+        model = one_chain("int8", *make_chain(7, True), factors=(None, factors))
+        session(model, level=LEVELS[1], written=tmp_path / "optimized.onnx")
+        nodes = onnx.load(tmp_path / "optimized.onnx").graph.node
+        left.append([node.op_type for node in nodes].count("Mul"))
+    assert left[1] == left[0] + 1
+
+
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-def test_a_number_that_is_none_stays_in_its_row(operators_library, wrong):
+@pytest.mark.parametrize("factors", [None, make_factors(32)], ids=["", "factors"])
+def test_a_number_that_is_none_stays_in_its_row(operators_library, wrong, factors):
     x, weight, bias = make_product(5, 32, 16)
-    model = one_product("int8", weight, bias)
+    model = one_product("int8", weight, bias, factors=factors)
     for library in (None, operators_library):
         run = session(model, library)
         (before,) = run.run(None, {"x": x})
@@ -192,7 +227,7 @@ def test_a_number_that_is_none_stays_in_its_row(operators_library, wrong):
 def test_wrong_shapes_are_errors(operators_library, precision):
     x, weight, bias = make_product(5, 32, 40)
     for key in constants(precision, weight):
-        model = one_product(precision, weight, bias)
+        model = one_product(precision, weight, bias, factors=make_factors(32))
         tensor = next(t for t in model.graph.initializer if t.name == key)
         array = numpy_helper.to_array(tensor)
         tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array[:-1]), key))

@@ -25,10 +25,13 @@ from ...ops import onnx_linear
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """A product's weights ``(N, K) int8``, and the scale of each row, ``(N,) float32``."""
+    """A product's weights ``(N, K) int8``, the scale of each row, ``(N,) float32``, and by what inputs are multiplied before they are
+    rounded: ``(K,) float32``, or ``(1,)`` of 1.
+    """
 
     stored: np.ndarray
     scale: np.ndarray
+    factors: np.ndarray
 
 
 class LowerLinear(InPlacePass):
@@ -66,7 +69,8 @@ class LowerLinear(InPlacePass):
         else:
             chosen = self.int8[name]
             stored, sums = onnx_linear.int8_weight(chosen.stored)
-            operator, tensors = INT8_LINEAR, {"weight": stored, "scale": chosen.scale, "sums": sums}
+            tensors = {"factors": chosen.factors, "weight": stored, "scale": chosen.scale, "sums": sums}
+            operator = INT8_LINEAR
         constants = [_constant(graph, f"{name}.{operator}/{key}", array) for key, array in tensors.items()]
         constants += bias or [_constant(graph, f"{name}.{operator}/bias", np.zeros(n, np.float32))]
         last, following = gemm, [node for node, _ in gemm.outputs[0].uses()]
