@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.tokenize import Batch
+from ..data.tokenize import Batch, TokenizedText, pad
 from ..errors import InputError
 from ..model.encoder import PrunedEncoder
 from ..model.packed import PackedStudent, in_eval_mode
 from .observers import Histogram
+
+RANDOM_ROWS, RANDOM_TOKENS = 8, 64
+"""Of `collect_random`: rows, and tokens of each at most."""
 
 
 def collect(
@@ -33,6 +37,30 @@ def collect(
     Raises:
         InputError: activations that are not finite, or all the same.
     """
+    seen = _watch(student, batches, progress)
+    for name, histogram in seen.items():
+        if histogram.low == histogram.high:
+            raise InputError(
+                f"calibration: every value that reaches {name} is {histogram.low:g}, so it has no range; is the calibration "
+                "data real text, and the checkpoint trained?"
+            )
+    return seen
+
+
+def collect_random(student: PrunedEncoder) -> dict[str, Histogram]:
+    """Return the same of tokens drawn evenly from the vocabulary, always the same ones: they tell which channels are large. No range is
+    refused.
+    """
+    vocabulary = np.arange(student.dense.config.vocab_size)
+    size = RANDOM_ROWS, min(RANDOM_TOKENS, student.max_tokens)
+    drawn = np.random.default_rng(0).choice(vocabulary[vocabulary != student.pad_id], size)
+    rows = [TokenizedText(ids, [0] * len(ids), truncated=False) for ids in drawn.tolist()]
+    return _watch(student, [pad(rows, student.pad_id, student.input_names)])
+
+
+def _watch(
+    student: PrunedEncoder, batches: Sequence[Batch], progress: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, Histogram]:
     packed = PackedStudent(student)
     products = packed.products
     seen = {name: Histogram() for name in products}
@@ -50,10 +78,4 @@ def collect(
         for done, batch in enumerate(batches, start=1):
             packed(**{name: torch.from_numpy(array) for name, array in batch.items()})
             progress(done, len(batches))
-    for name, histogram in seen.items():
-        if histogram.low == histogram.high:
-            raise InputError(
-                f"calibration: every value that reaches {name} is {histogram.low:g}, so it has no range; is the calibration "
-                "data real text, and the checkpoint trained?"
-            )
     return seen

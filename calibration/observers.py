@@ -42,9 +42,7 @@ class Histogram:
         values = values.detach().float()
         low, high = (float(v) for v in torch.aminmax(values))
         if not np.isfinite([low, high]).all():
-            raise InputError(
-                "the student's activations on the calibration data are not finite; is the checkpoint sound?"
-            )
+            raise InputError("the student's activations are not finite; is the checkpoint sound?")
         self.low, self.high = min(self.low, low), max(self.high, high)
         while self.largest >= self.limit:
             self.counts = np.concatenate([self.counts.reshape(-1, 2).sum(1), np.zeros(BINS // 2, np.int64)])

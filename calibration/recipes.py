@@ -36,7 +36,8 @@ class Recipe:
             that the target "linear" has; "none": weights alone are stored in 8 bits.
         observer: what turns a histogram into a range.
         smooth: share of an input channel's magnitude that its weights take over (SmoothQuant's alpha), so that a few large
-            channels do not stretch the range of all; 0 is none. It needs the observer "minmax".
+            channels do not stretch the range of all; 0 is none. It needs the observer "minmax". Of activations "per-token" it is for the
+            inputs that norms give (`plan.BEHIND_NORMS`).
         per_channel: one scale for each output channel of a weight, else one for all.
         pairs_fit_16_bits: choose weight scales so that no two neighbours times two activations overflow 16 bits. On
             processors without VNNI, ONNX Runtime adds pairs of products in 16 bits, and saturates silently.
@@ -84,8 +85,8 @@ class Recipe:
             raise InputError(
                 f'recipe {self.name}: target = "{LINEAR}" is for int8 with base = "fp32" and per_channel = true'
             )
-        if self.smooth and (self.activations != "static" or self.observer != "minmax"):
-            raise InputError(f'recipe {self.name}: smooth is for static activations with observer = "minmax"')
+        if self.smooth and (self.activations == "none" or self.observer != "minmax"):
+            raise InputError(f'recipe {self.name}: smooth is for activations in 8 bits with observer = "minmax"')
         if self.residual and self.activations != "static":
             raise InputError(f"recipe {self.name}: residual is for static activations")
         if self.pairs_fit_16_bits and self.format == "fp8":

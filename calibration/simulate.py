@@ -120,12 +120,16 @@ def _round_product(
 ) -> None:
     scales = plan.scales[name]
     whole = np.concatenate([part.weight.detach().numpy() for part in parts])
-    real = stored_weight(whole, scales, plan).astype(np.float32) * scales.weight[:, None] / scales.smooth
+    by_token = plan.recipe.activations == PER_TOKEN
+    real = stored_weight(whole, scales, plan).astype(np.float32) * scales.weight[:, None]
+    if not by_token:
+        real /= scales.smooth
     for part, weight in zip(parts, np.split(real, np.cumsum([len(part.weight) for part in parts])[:-1])):
         undo.callback(setattr, part, "weight", part.weight)
         part.weight = nn.Parameter(torch.from_numpy(weight.copy()).to(part.weight.dtype), requires_grad=False)
-        if plan.recipe.activations == PER_TOKEN:
-            undo.callback(part.register_forward_pre_hook(_round_tokens).remove)
+        if by_token:
+            rounding = functools.partial(_round_tokens, factors=torch.from_numpy(1 / scales.smooth))
+            undo.callback(part.register_forward_pre_hook(rounding).remove)
         if scales.activation is not None:
             scale = torch.from_numpy(np.float32(scales.activation) * scales.smooth)
             hook = functools.partial(_round, scale=scale, plan=plan, which=0)
@@ -140,9 +144,11 @@ def _round_product(
         undo.callback(sums[RESIDUALS[place]].register_forward_pre_hook(hook).remove)
 
 
-def _round_tokens(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Round the input of a product as `ops.onnx_linear.QuantizeRows` does: 256 numbers for each token, 0 among them."""
-    x = inputs[0]
+def _round_tokens(module: nn.Module, inputs: tuple[Tensor, ...], factors: Tensor) -> tuple[Tensor, ...]:
+    """Multiply the input of a product by factors, which its weights make up for, and round it as `ops.onnx_linear.QuantizeRows` does: 256
+    numbers for each token, 0 among them.
+    """
+    x = inputs[0] * factors
     least, largest = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
     scale = (largest / 255 - least / 255).clamp(min=torch.finfo(torch.float32).tiny)
     zero = (-least / scale).round()

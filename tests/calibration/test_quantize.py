@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from known_graphs import known_graph
 
 from adtp_export.calibration import recipes
-from adtp_export.calibration.collect import collect
-from adtp_export.calibration.plan import _largest, _smooth, make_quantization_plan, products
+from adtp_export.calibration.collect import RANDOM_ROWS, RANDOM_TOKENS, collect, collect_random
+from adtp_export.calibration.plan import BEHIND_NORMS, _largest, _smooth, make_quantization_plan, products
 from adtp_export.calibration.quantize import stored_weight, write_quantized
 from adtp_export.calibration.simulate import Cost, sensitivity, simulate
 from adtp_export.contract import QKV
@@ -206,6 +206,21 @@ def test_a_wrong_scale_is_found(student, batches, seen, files, tmp_path):
     assert compare(judged, OnnxRuntimeEngine(tmp_path / "wrong.onnx")).failure
 
 
+def test_factors_that_are_ignored_are_found(student, batches, seen, files, tmp_path):
+    """With each product's own, the file answers like the simulation: `test_answers_like_pytorch_rounding_alike`."""
+    plan = make_quantization_plan(BUILT_IN["linear.int8"], student, seen)
+    judged = for_precision(run_oracle(student, batches), simulate(student, plan), "int8")
+    model = ir.load(files / "linear.int8.onnx")
+    factors = {name: value for name, value in model.graph.initializers.items() if name.endswith("/factors")}
+    assert {name.split(".Adtp")[0]: value.shape[0] for name, value in factors.items()} == {
+        name: len(scales.smooth) for name, scales in plan.scales.items()
+    }
+    for name, value in factors.items():
+        value.const_value = ir.tensor(np.ones(value.shape.numpy(), np.float32), name=name)
+    ir.save(model, tmp_path / "ignored.onnx")
+    assert compare(judged, OnnxRuntimeEngine(tmp_path / "ignored.onnx")).failure
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 33), st.integers(0, 2**32 - 1))
 def test_no_pair_of_products_overflows_16_bits(rows, columns, seed):
@@ -230,6 +245,45 @@ def test_smoothing_alone_changes_nothing(student, seen):
     assert scales.smooth.max() > 1.1 * scales.smooth.min()
     stored = stored_weight(weight, scales, plan) * scales.weight[:, None] / scales.smooth
     assert np.abs(stored - weight).max() < 0.05 * np.abs(weight).max()
+
+
+@pytest.mark.parametrize("channels", ["seen", "random"])
+def test_by_token_inputs_behind_norms_alone_are_smoothed(student, seen, channels):
+    """Of what random tokens show where no text is given."""
+    plan = make_quantization_plan(BUILT_IN["linear.int8"], student, seen if channels == "seen" else {})
+    shown = seen if channels == "seen" else collect_random(student)
+    for name, weight in products(student).items():
+        scales, expected = plan.scales[name], np.ones(1, np.float32)
+        assert scales.activation is None
+        if name.endswith(BEHIND_NORMS):
+            expected = _smooth(shown[name].channels, np.abs(weight).max(0), 0.5)
+            assert expected.max() > 1.1 * expected.min()
+        np.testing.assert_array_equal(scales.smooth, expected)
+        np.testing.assert_allclose(scales.weight, np.abs(weight * expected).max(1) / 127, rtol=1e-6)
+
+
+def test_without_smoothing_nothing_is_run(student, monkeypatch):
+    recipe = dataclasses.replace(BUILT_IN["linear.int8"], smooth=0.0)
+    monkeypatch.setattr("adtp_export.calibration.plan.collect_random", None)
+    plan = make_quantization_plan(recipe, student, {})
+    assert {len(scales.smooth) for scales in plan.scales.values()} == {1}
+
+
+def test_random_tokens_are_always_the_same(student):
+    first, second = collect_random(student), collect_random(student)
+    assert first[name_of(0, QKV)].counts.sum() == RANDOM_ROWS * min(RANDOM_TOKENS, student.max_tokens) * 32
+    for name, histogram in first.items():
+        np.testing.assert_array_equal(second[name].channels, histogram.channels)
+        assert (histogram.channels > 0).any()
+
+
+def test_random_tokens_refuse_no_range():
+    """Unlike text: a file can be had of a model that is not trained."""
+    student = make_student(["0.ffn"])
+    student.backbone.feed_forward(1).intermediate_dense.weight.zero_()
+    assert collect_random(student)["layers.1.ffn.output.dense"].largest == 0
+    plan = make_quantization_plan(BUILT_IN["linear.int8"], student, {})
+    assert all(np.isfinite(scales.smooth).all() for scales in plan.scales.values())
 
 
 def test_dead_channels_are_not_smoothed_out_of_fp16():

@@ -112,7 +112,7 @@ def test_products_of_a_model_that_generates_text(tmp_path):
         assert np.array_equal(found, stored_weight(whole, scales, plan).astype(np.float32) * scales.weight[:, None])
         assert (np.abs(found - whole) <= scales.weight[:, None] * (0.5 + 2**-20)).all()
         x = torch.randn(3, found.shape[1], generator=torch.Generator().manual_seed(0))
-        (seen,) = simulate._round_tokens(parts[0], (x,))
+        (seen,) = simulate._round_tokens(parts[0], (x,), torch.ones(1))
         assert torch.equal(parts[0](x), torch.nn.functional.linear(seen, parts[0].weight, parts[0].bias))
         assert max(len(row.unique()) for row in seen) <= 256
         assert not torch.equal(seen, x)
