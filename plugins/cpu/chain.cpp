@@ -41,7 +41,7 @@ int64_t rowsOfPieces(Chain const& chain, LinearLevel const& level)
 
 // Both products, each run as it is told: with rows that are converted, or null.
 Ran runProducts(
-    Chain const& chain, LinearLevel const& level, std::function<Ran(Linear const& call, RowStore const* converted)> const& run)
+    Chain const& chain, LinearLevel const& level, Reference<Ran(Linear const& call, RowStore const* converted)> run)
 {
     Linear one = chain.first, two = chain.second;
     if (!hasSecond(chain))
@@ -100,7 +100,7 @@ Ran runRows(Chain chain, LinearLevel const& level, int64_t first, int64_t count)
     return ran;
 }
 
-Ran runByColumns(Chain const& chain, LinearLevel const& level, Parallel const& parallel)
+Ran runByColumns(Chain const& chain, LinearLevel const& level, Parallel parallel)
 {
     Ran const ran = runProducts(chain, level,
         [&](Linear const& call, RowStore const* converted) { return runLinear(call, level, parallel, converted); });
@@ -117,7 +117,7 @@ Ran runByColumns(Chain const& chain, LinearLevel const& level, Parallel const& p
 
 } // namespace
 
-Ran runChain(Chain const& chain, LinearLevel const& level, int64_t rows, Parallel const& parallel)
+Ran runChain(Chain const& chain, LinearLevel const& level, int64_t rows, Parallel parallel)
 {
     int64_t const m = chain.first.m;
     rows = rows ? rows : rowsOfPieces(chain, level);

@@ -17,6 +17,6 @@ struct Chain
 };
 
 // rows: of a piece; 0: as many as suit the caches and threads here, or products by columns; negative: products by columns.
-Ran runChain(Chain const& chain, LinearLevel const& level, int64_t rows, Parallel const& parallel);
+Ran runChain(Chain const& chain, LinearLevel const& level, int64_t rows, Parallel parallel);
 
 } // namespace adtp

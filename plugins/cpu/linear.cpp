@@ -104,7 +104,7 @@ void LinearPieces::multiply(int64_t piece) const
     mLevel.multiply(mCall, mRowsOfX, first, std::min(mCall.m, first + mRows), from, end);
 }
 
-Ran runLinear(Linear const& call, LinearLevel const& level, Parallel const& parallel, RowStore const* converted)
+Ran runLinear(Linear const& call, LinearLevel const& level, Parallel parallel, RowStore const* converted)
 {
     LinearPieces const pieces(call, level, converted);
     if (!pieces.ready())
@@ -114,15 +114,6 @@ Ran runLinear(Linear const& call, LinearLevel const& level, Parallel const& para
     bool const done = parallel(pieces.conversions(), [&](int64_t piece) { pieces.convert(piece); })
         && parallel(pieces.products(), [&](int64_t piece) { pieces.multiply(piece); });
     return done ? Ran::kDone : Ran::kStopped;
-}
-
-bool onOneThread(int64_t count, std::function<void(int64_t)> const& piece)
-{
-    for (int64_t i = 0; i < count; ++i)
-    {
-        piece(i);
-    }
-    return true;
 }
 
 } // namespace adtp

@@ -58,16 +58,14 @@ bool readProduct(Input const* in, int64_t k, Linear& call)
 }
 
 // Pieces on ONNX Runtime's threads, where there are several of them. status: where what it says is left.
-inline Parallel onThreads(ort::Api const& api, ort::KernelContext const* context, ort::Status*& status)
+inline auto onThreads(ort::Api const& api, ort::KernelContext const* context, ort::Status*& status)
 {
-    return [&api, context, &status](int64_t count, std::function<void(int64_t)> const& piece) {
-        auto const one = [](void* work, size_t i) {
-            (*static_cast<std::function<void(int64_t)> const*>(work))(static_cast<int64_t>(i));
-        };
+    return [&api, context, &status](int64_t count, Piece piece) {
+        auto const one = [](void* work, size_t i) { (*static_cast<Piece const*>(work))(static_cast<int64_t>(i)); };
         if (count > 1)
         {
             status = api.call<ort::ParallelFor>(context, static_cast<void (*)(void*, size_t)>(one), static_cast<size_t>(count),
-                size_t{0}, const_cast<void*>(static_cast<void const*>(&piece)));
+                size_t{0}, static_cast<void*>(&piece));
         }
         else if (count == 1)
         {

@@ -3,9 +3,10 @@
 
 #include "linear.h"
 
-#include <functional>
 #include <memory>
 #include <new>
+#include <type_traits>
+#include <utility>
 
 namespace adtp
 {
@@ -52,8 +53,34 @@ enum class Ran
     kStopped, // `Parallel` said no
 };
 
+// A lambda that somebody else holds while this calls it. Unlike std::function it needs no memory, so it throws nothing into a host in C.
+template <typename Signature>
+class Reference;
+
+template <typename Result, typename... Arguments>
+class Reference<Result(Arguments...)>
+{
+public:
+    template <typename Function, typename = std::enable_if_t<!std::is_same<std::decay_t<Function>, Reference>::value>>
+    Reference(Function const& function)
+        : mFunction(&function)
+        , mCall([](void const* held, Arguments... arguments) -> Result {
+            return (*static_cast<Function const*>(held))(std::forward<Arguments>(arguments)...);
+        })
+    {
+    }
+
+    Result operator()(Arguments... arguments) const { return mCall(mFunction, std::forward<Arguments>(arguments)...); }
+
+private:
+    void const* mFunction;
+    Result (*mCall)(void const* held, Arguments... arguments);
+};
+
+typedef Reference<void(int64_t)> Piece;
+
 // Runs a function for 0 to count - 1, in any order, on any threads; false: it could not.
-typedef std::function<bool(int64_t count, std::function<void(int64_t)> const& piece)> Parallel;
+typedef Reference<bool(int64_t count, Piece piece)> Parallel;
 
 class LinearPieces
 {
@@ -84,9 +111,15 @@ private:
 };
 
 // One product. converted: as of `LinearPieces`.
-Ran runLinear(Linear const& call, LinearLevel const& level, Parallel const& parallel, RowStore const* converted = nullptr);
+Ran runLinear(Linear const& call, LinearLevel const& level, Parallel parallel, RowStore const* converted = nullptr);
 
 // For a caller without threads.
-bool onOneThread(int64_t count, std::function<void(int64_t)> const& piece);
+inline constexpr auto onOneThread = [](int64_t count, Piece piece) {
+    for (int64_t i = 0; i < count; ++i)
+    {
+        piece(i);
+    }
+    return true;
+};
 
 } // namespace adtp
