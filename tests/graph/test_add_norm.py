@@ -6,6 +6,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from conftest import as_numpy, make_batch, make_encoder, make_student
+from known_graphs import known_graph
 
 from adtp_export.contract import (
     ADD_NORM,
@@ -18,7 +19,6 @@ from adtp_export.contract import (
     INTERMEDIATE,
     QKV,
 )
-from adtp_export.graph import program
 from adtp_export.graph.passes import LINEAR, FuseAddNorm, Int8Weight, LowerLinear, run_passes
 
 LAYERS = 3
@@ -28,7 +28,7 @@ NAMES = {"bf16": (BF16_LINEAR, BF16_FEED_FORWARD), "int8": (INT8_LINEAR, INT8_FE
 
 def lowered(student, precision):
     """A student's graph with products in lower precision, nothing fused."""
-    model = program.export_portable(student, {"version": "test"})
+    model = known_graph(student)
     run_passes(model, (LowerLinear(None if precision == "bf16" else int8_weights(model)),))
     return model
 
