@@ -65,10 +65,12 @@ def work(name: str, folder: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 def through_load(name: str, given: dict[str, Any]) -> Callable[[int], object]:
     from adtp_export import load
+    from adtp_export.contract import HEAD_EMBEDDING
 
     which, target = LOADS[name]
     predictor = load(given["outs"][which], target=target)
-    return lambda split: predictor(given["texts"])
+    answer = predictor.encode if predictor.head == HEAD_EMBEDDING else predictor
+    return lambda split: answer(given["texts"])
 
 
 def through_onnxruntime(name: str, given: dict[str, Any]) -> Callable[[int], object]:
