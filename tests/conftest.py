@@ -128,15 +128,21 @@ def pytest_collection_finish():
     """What was imported and collected stays to the end. Trainers and exporters ask for a collection, which would scan it each time."""
     gc.collect()
     gc.freeze()
-    atexit.register(
-        gc.unfreeze
-    )  # later than pytest's last collections, of which each would scan it; Python's own needs it
+    # Later than pytest's last collections, of which each would scan it. Python's own collection at the end needs it.
+    atexit.register(gc.unfreeze)
+
+
+FEW = 20_000
+"""Objects that are not worth a collection."""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    """So does what a file of tests leaves in caches, such as the exporter's translations and modules that it was the first to import."""
-    if nextitem is None or nextitem.path != item.path:
+    """So does what a file of tests leaves in caches, such as the exporter's translations and modules that it was the first to import.
+
+    A file that made few objects since the last collection leaves none to speak of.
+    """
+    if (nextitem is None or nextitem.path != item.path) and any((gc.get_count()[0] > FEW, *gc.get_count()[1:])):
         gc.collect()
         gc.freeze()
 

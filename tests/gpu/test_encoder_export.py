@@ -72,6 +72,7 @@ def test_without_the_library_one_message_says_what_to_type(out, monkeypatch):
         adtp_export.load(out, target=TARGET)
 
 
+@pytest.mark.usefixtures("known_graphs")
 def test_a_library_is_put_beside_the_file(small, tmp_path, monkeypatch):
     (tmp_path / runner.FILE).write_bytes(b"a library")
     monkeypatch.setattr(runner, "built", lambda: tmp_path / runner.FILE)
