@@ -53,7 +53,8 @@ def collect_random(student: PrunedEncoder) -> dict[str, Histogram]:
     """
     vocabulary = np.arange(student.dense.config.vocab_size)
     size = RANDOM_ROWS, min(RANDOM_TOKENS, student.max_tokens)
-    drawn = np.random.default_rng(0).choice(vocabulary[vocabulary != student.pad_id], size)
+    others = vocabulary[vocabulary != student.pad_id]
+    drawn = np.random.default_rng(0).choice(others if len(others) else vocabulary, size)
     rows = [TokenizedText(ids, [0] * len(ids), truncated=False) for ids in drawn.tolist()]
     return _watch(student, [pad(rows, student.pad_id, student.input_names)])
 

@@ -55,15 +55,8 @@ pytest_plugins = [
     "training_runs",
 ]
 
-__all__ = [
-    "HEAD_FIELDS",
-    "PRUNINGS",
-    "SITE_SETS",
-    "TINY_BACKBONES",
-    "TINY_BERT",
-    "make_encoder",
-    "make_student",
-]  # which tests import from here
+# Tests import these from here.
+__all__ = ["HEAD_FIELDS", "PRUNINGS", "SITE_SETS", "TINY_BACKBONES", "TINY_BERT", "make_encoder", "make_student"]
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "demo" / "student"
@@ -148,9 +141,7 @@ def pytest_runtest_teardown(item, nextitem):
 
 
 def pytest_unconfigure():
-    with contextlib.suppress(
-        OSError
-    ):  # torch makes it in the temporary folder as it is imported; one that is in use stays
+    with contextlib.suppress(OSError):  # torch makes it as it is imported; one that is in use stays
         os.rmdir(default_cache_dir())
 
 
@@ -355,10 +346,8 @@ def exported(tmp_path_factory, demo) -> Path:
     out = base / "exported" / "demo-export"
     with FileLock(base / "exported.lock"):
         if not out.exists():  # it is renamed into its place when it is whole
-            extra = [
-                *(["--trt"] if tensorrt.RTX.installed() else []),
-                *(["--openvino"] if openvino.installed() else []),
-            ]
+            asked = {"--trt": tensorrt.RTX.installed(), "--openvino": openvino.installed()}
+            extra = [option for option, installed in asked.items() if installed]
             with known_graphs.taking_known_graphs():
                 result = run_cli("adtp-export", demo, "--out", out, *extra)
             assert result.returncode == 0, result.stderr

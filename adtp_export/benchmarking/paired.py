@@ -76,7 +76,7 @@ def means_drawn(apart: np.ndarray, groups: np.ndarray) -> np.ndarray:
     seeds, sizes = len(apart), np.bincount(groups).astype(np.float64)
     sums = np.stack([np.bincount(groups, weights=row, minlength=len(sizes)) for row in apart])
     draws = _kept_draws if len(sizes) <= KEPT_GROUPS else _draws
-    drawn: Iterable[Draws] = draws(seeds, len(sizes))
+    drawn: Iterable[Draws] = draws(seeds, len(sizes), DRAWS // TOGETHER)
     means = []
     for of_seeds, drawn_groups in drawn:
         of_groups = drawn_groups.astype(np.float64)
@@ -84,17 +84,17 @@ def means_drawn(apart: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return np.concatenate(means)
 
 
-def _draws(seeds: int, groups: int) -> Iterator[Draws]:
+def _draws(seeds: int, groups: int, times: int) -> Iterator[Draws]:
     draw = np.random.default_rng(0)
-    for _ in range(DRAWS // TOGETHER):
+    for _ in range(times):
         of_seeds = draw.multinomial(seeds, np.full(seeds, 1 / seeds), TOGETHER)
         of_groups = draw.multinomial(groups, np.full(groups, 1 / groups), TOGETHER)
         yield of_seeds, of_groups
 
 
 @functools.lru_cache(maxsize=4)
-def _kept_draws(seeds: int, groups: int) -> tuple[Draws, ...]:
-    return tuple((s.astype(np.int16), g.astype(np.int16)) for s, g in _draws(seeds, groups))
+def _kept_draws(seeds: int, groups: int, times: int) -> tuple[Draws, ...]:
+    return tuple((s.astype(np.int16), g.astype(np.int16)) for s, g in _draws(seeds, groups, times))
 
 
 def means_at_most(values: np.ndarray, groups: np.ndarray, most: float = 1.0) -> np.ndarray:

@@ -217,7 +217,8 @@ class OnnxRuntimeEngine:
         except Exception as error:  # its exceptions share no public base
             if cuda and "NOT_IMPLEMENTED" in str(error):  # what only CUDA can do was left to the CPU
                 raise EngineBuildError(no_cuda) from error
-            raise EngineBuildError(f"ONNX Runtime {installed()} refuses {path.name}: {error}") from error
+            again = ". An earlier version wrote it; export the model again" if "input size" in str(error) else ""
+            raise EngineBuildError(f"ONNX Runtime {installed()} refuses {path.name}: {error}{again}") from error
         if cuda and "CUDAExecutionProvider" not in self._session.get_providers():
             raise EngineBuildError(no_cuda)
         self.inputs = tuple(i.name for i in self._session.get_inputs())

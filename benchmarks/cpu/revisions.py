@@ -37,23 +37,29 @@ SECONDS = 20.0
 EXPORT = """
 import sys
 from pathlib import Path
+import adtp_export.calibration
 from adtp_export.benchmarking.contenders import Architecture, named_shape, scheduled_student
-name, layers, sites, retention, folder = sys.argv[1:]
+name, layers, sites, retention, folder, code = sys.argv[1:]
+assert not code or adtp_export.calibration.__file__.startswith(code), "another revision was imported"
 scheduled_student(Architecture(named_shape(name, int(layers))), sites.split(","), float(retention), Path(folder))
 """
 
 
-def unpack(revision: str, folder: Path) -> Path:
-    """Lay the code of a revision out as it is installed; return the folder that Python finds it in.
-
-    Raises:
-        SystemExit: git knows no such revision.
-    """
-    command = ["git", "-C", str(ROOT), "archive", revision, PACKAGE, *BESIDE]
-    found = subprocess.run(command, capture_output=True)
+def git(*arguments: str) -> bytes:
+    """Raises SystemExit with what git says where it refuses."""
+    found = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True)
     if found.returncode:
         raise SystemExit(found.stderr.decode().strip())
-    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as files:
+    return found.stdout
+
+
+def unpack(commit: str, folder: Path) -> Path:
+    """Lay the code of a commit out as it is installed; return the folder that Python finds it in.
+
+    Raises:
+        SystemExit: it lacks one of the rooms.
+    """
+    with tarfile.open(fileobj=io.BytesIO(git("archive", commit, PACKAGE, *BESIDE))) as files:
         files.extractall(folder, filter="data")
     for room in BESIDE:
         (folder / room).rename(folder / PACKAGE / room)
@@ -67,7 +73,8 @@ def export(name: str, folder: Path, code: Path | None = None) -> Path:
         SystemExit: that code does not run here.
     """
     folder.mkdir(parents=True)
-    command = [sys.executable, "-c", EXPORT, name, str(LAYERS), ",".join(SITES), str(KEPT[name]), str(folder)]
+    asked = (name, LAYERS, ",".join(SITES), KEPT[name], folder, code or "")
+    command = [sys.executable, "-c", EXPORT, *map(str, asked)]
     environment = os.environ | ({"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"} if code else {})
     if subprocess.run(command, env=environment, cwd=folder).returncode:
         raise SystemExit(f"{name}: the code of {code or 'today'} writes no student here")
@@ -106,15 +113,14 @@ def main() -> None:
     parser.add_argument("--out", metavar="FILE", type=Path, default=RECORDS / "revisions.json")
     options = parser.parse_args()
     claim(options.out)
-    rows = []
+    commit, rows = git("rev-parse", "--verify", f"{options.revision}^{{commit}}").decode().strip(), []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        code = unpack(options.revision, folder / "code")
+        code = unpack(commit, folder / "code")
         for name in KEPT:
             before, now = export(name, folder / name / "before", code), export(name, folder / name / "now")
             rows += compare(name, {BEFORE: before, GRAPH: now, OPERATORS: now}, options.seconds)
-    shown = subprocess.run(["git", "-C", str(ROOT), "rev-parse", options.revision], capture_output=True, text=True)
-    write(options.out, {"before": shown.stdout.strip(), "layers": LAYERS, "results": rows, **told()})
+    write(options.out, {"before": commit, "layers": LAYERS, "results": rows, **told()})
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ enum class Ran
     kStopped, // `Parallel` said no
 };
 
-// A lambda that somebody else holds while this calls it. Unlike std::function it needs no memory, so it throws nothing into a host in C.
+// A lambda that somebody else holds while this calls it: for parameters alone, because it keeps no temporary alive. Unlike std::function
+// it needs no memory, so it throws nothing into a host in C.
 template <typename Signature>
 class Reference;
 

@@ -292,6 +292,11 @@ def test_random_tokens_are_always_the_same(student):
         assert (histogram.channels > 0).any()
 
 
+def test_random_tokens_of_a_vocabulary_of_padding():
+    student = make_student([], vocab_size=1)
+    assert collect_random(student)[name_of(0, QKV)].counts.sum() > 0
+
+
 def test_random_tokens_refuse_no_range():
     """Unlike text: a file can be had of a model that is not trained."""
     student = make_student(["0.ffn"])

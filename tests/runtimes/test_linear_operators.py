@@ -23,7 +23,9 @@ from adtp_export.contract import (
     INT8_FEED_FORWARD,
     INT8_LINEAR,
 )
+from adtp_export.errors import EngineBuildError
 from adtp_export.ops.onnx_linear import linear_functions
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 from adtp_export.runtimes.openvino import OpenVinoEngine
 
 OPERATORS = {"bf16": BF16_LINEAR, "int8": INT8_LINEAR}
@@ -221,6 +223,20 @@ def test_a_number_that_is_none_stays_in_its_row(operators_library, wrong, factor
         (after,) = run.run(None, {"x": broken})
         assert np.isnan(after[2]).all()
         np.testing.assert_array_equal(np.delete(after, 2, 0), np.delete(before, 2, 0))
+
+
+@pytest.mark.usefixtures("with_operators")
+def test_a_file_of_an_earlier_version_says_so(tmp_path):
+    """Its INT8 operators took no factors."""
+    _, weight, bias = make_product(3, 16, 8)
+    model = one_product("int8", weight, bias)
+    del model.functions[:]
+    model.graph.node[0].input.remove("factors")
+    onnx.save(model, tmp_path / "old.onnx")
+    with pytest.raises(
+        EngineBuildError, match=r"refuses old\.onnx: .*An earlier version wrote it; export the model again"
+    ):
+        OnnxRuntimeEngine(tmp_path / "old.onnx", plugin=True)
 
 
 @pytest.mark.parametrize("precision", OPERATORS)

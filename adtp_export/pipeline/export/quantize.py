@@ -93,7 +93,8 @@ def quantize(
         VerificationError: it loses more as long as anything is quantized.
     """
     key, student = f"{recipe.target}.{recipe.format}", run.checkpoint.student
-    plan = make_quantization_plan(recipe, student, calibration.seen)
+    with run.steps.step(f"plan_{key}_s", f"choosing scales ({recipe.name})"):
+        plan = make_quantization_plan(recipe, student, calibration.seen)
     if not plan.scales:
         raise InputError(
             f"recipe {recipe.name}: it excludes every matrix product, so nothing is quantized; leave some in"
