@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ..contract import METADATA, RECIPE, RESIDUALS, product
 from ..contract import PRECISION as PRECISION_KEY
 from ..graph import program
-from ..graph.passes import LINEAR, PRECISION, Int8Weight, LowerLinear, run_passes
+from ..graph.passes import PRECISION, Int8Weight, linear, run_passes
 from .plan import QuantizationPlan, Scales
 from .recipes import PER_TOKEN
 
@@ -32,7 +32,7 @@ def write_quantized(source: Path, path: Path, plan: QuantizationPlan) -> None:
             name: Int8Weight(stored_weight(weights[name], s, plan), s.weight, 1 / s.smooth)
             for name, s in plan.scales.items()
         }
-        run_passes(model, (LowerLinear(chosen), *LINEAR[1:]))
+        run_passes(model, linear(chosen))
     else:
         insert(model, plan)
     if plan.recipe.base != "fp32":

@@ -135,7 +135,8 @@ def pytest_runtest_teardown(item, nextitem):
 
     A file that made few objects since the last collection leaves none to speak of.
     """
-    if (nextitem is None or nextitem.path != item.path) and any((gc.get_count()[0] > FEW, *gc.get_count()[1:])):
+    new, *scanned = gc.get_count()
+    if (nextitem is None or nextitem.path != item.path) and (new > FEW or any(scanned)):
         gc.collect()
         gc.freeze()
 

@@ -12,7 +12,6 @@ import rich.console  # noqa: F401
 import torch.export._trace
 import torch.onnx._internal.exporter._core  # noqa: F401
 
-import adtp_export.artifacts.records
 import adtp_export.benchmarking.compare
 import adtp_export.calibration.simulate
 import adtp_export.cli.console

@@ -35,7 +35,7 @@ from ..model.encoder import PrunedEncoder
 from ..model.fixed import FixedInputs, StaticSize
 from ..model.packed import PackedInputs, PackedStudent, in_eval_mode
 from ..ops import onnx_function
-from .passes import DEBUG_OUTPUTS, FIXED, LINEAR, ORT_CUDA, PORTABLE, PRECISION, PRECOMPUTE, Passes, run_passes
+from .passes import DEBUG_OUTPUTS, FIXED, ORT_CUDA, PORTABLE, PRECISION, PRECOMPUTE, Passes, linear, run_passes
 
 OPSET = 20
 """The lowest with Gelu as an operator; every runtime served here takes it, newer ones add nothing this graph uses."""
@@ -266,7 +266,7 @@ def convert_precision(source: Path, path: Path, precision: str) -> None:
 def lower_linear(source: Path, path: Path) -> None:
     """Write the form of an exported fp32 file whose matrix products are operators in bf16: `passes.lower_linear`."""
     model = ir.load(source)
-    run_passes(model, LINEAR)
+    run_passes(model, linear())
     save(model, path)
 
 

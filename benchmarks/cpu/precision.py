@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.harness.forced import FULL, LAYERS, RETENTION, SHAPE, SITES
+from benchmarks.harness.processes import beside_the_first
 from benchmarks.harness.records import RECORDS, claim, read_document, told, write
 
 if TYPE_CHECKING:
@@ -46,9 +47,7 @@ def speed(shape: str, seconds: float) -> dict[str, Any]:
         SystemExit: nothing is compiled for this machine.
     """
     from adtp_export.benchmarking.contenders import Architecture, dense_bert, named_shape
-    from adtp_export.benchmarking.interleaved_timing import measure, speedup
-    from adtp_export.benchmarking.processes import WITH_PLUGIN, Contender, Processes
-    from adtp_export.benchmarking.workloads import make_workloads
+    from adtp_export.benchmarking.processes import WITH_PLUGIN, Contender
     from adtp_export.runtimes import onnxruntime
 
     sizes, unpruned = Architecture(named_shape(shape, LAYERS)), shape == UNPRUNED
@@ -71,16 +70,8 @@ def speed(shape: str, seconds: float) -> dict[str, Any]:
         dense_bert(sizes.deep(full)).save_pretrained(folder / "dense")
         dense = Contender(name=DENSE, path=folder / "dense", layers=full, padded=False, engine="ctranslate2")
         contenders.append(replace(dense, precision="int8"))
-        names = [contender.name for contender in contenders]
-        with Processes(contenders) as processes:
-            for workload in make_workloads(
-                UNPRUNED_GRID if unpruned else GRID, sizes.input_names, sizes.tables["vocab_size"]
-            ):
-                times = measure(workload, names, processes.time_ms, seconds)
-                for name, ms in times.items():
-                    gain, margin = speedup(times["fp32"], ms)
-                    row = {"workload": workload.name, "precision": name, "p50_ms": round(float(np.median(ms)), 2)}
-                    results.append(row | {"speedup": round(gain, 3), "margin": round(margin, 3), "rounds": len(ms)})
+        for row in beside_the_first(contenders, sizes, UNPRUNED_GRID if unpruned else GRID, seconds):
+            results.append({"precision": row.pop("contender"), **row})
     return {"layers": {"ours": LAYERS, "dense": full}, "results": results, **told()}
 
 

@@ -19,10 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.cpu.precision import UNPRUNED
 from benchmarks.harness.forced import LAYERS, RETENTION, SHAPE, SITES
+from benchmarks.harness.processes import beside_the_first
 from benchmarks.harness.records import RECORDS, ROOT, claim, told, write
 
 KEPT = {UNPRUNED: 1.0, SHAPE: RETENTION}
@@ -82,27 +81,19 @@ def export(name: str, folder: Path, code: Path | None = None) -> Path:
 
 
 def compare(name: str, files: dict[str, Path], seconds: float) -> list[dict[str, Any]]:
-    """Time the files of a shape in turns, each in a process of its own; a speedup is over the earlier file."""
+    """Time the files of a shape in turns, each in a process of its own; a speedup is over the first file."""
     from adtp_export.benchmarking.contenders import Architecture, named_shape
-    from adtp_export.benchmarking.interleaved_timing import measure, speedup
-    from adtp_export.benchmarking.processes import WITH_PLUGIN, Contender, Processes
-    from adtp_export.benchmarking.workloads import make_workloads
+    from adtp_export.benchmarking.processes import WITH_PLUGIN, Contender
 
-    sizes, rows = Architecture(named_shape(name, LAYERS)), []
     engines = {OPERATORS: WITH_PLUGIN}
     contenders = [
         Contender(name=who, path=path, layers=LAYERS, padded=False, engine=engines.get(who, "onnxruntime"))
         for who, path in files.items()
     ]
-    with Processes(contenders) as processes:
-        for workload in make_workloads(GRID, sizes.input_names, sizes.tables["vocab_size"]):
-            times = measure(workload, list(files), processes.time_ms, seconds)
-            for who, ms in times.items():
-                gain, margin = speedup(times[BEFORE], ms)
-                row = {"shape": name, "workload": workload.name, "contender": who, "rounds": len(ms)}
-                row |= {"p50_ms": round(float(np.median(ms)), 2), "speedup": round(gain, 3), "margin": round(margin, 3)}
-                print(row, file=sys.stderr)
-                rows.append(row)
+    rows = []
+    for row in beside_the_first(contenders, Architecture(named_shape(name, LAYERS)), GRID, seconds):
+        rows.append({"shape": name, **row})
+        print(rows[-1], file=sys.stderr)
     return rows
 
 

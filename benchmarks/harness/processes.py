@@ -12,12 +12,16 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.records import ROOT
+
+if TYPE_CHECKING:
+    from adtp_export.benchmarking.contenders import Architecture
+    from adtp_export.benchmarking.processes import Contender
 
 PAUSE_S = 0.05
 """After each answer, for the threads of that contender to go to sleep."""
@@ -94,6 +98,31 @@ def in_turns(workers: Sequence[Worker], rounds: int) -> list[Worker]:
         first = i % len(workers)
         order += [*workers[first:], *workers[:first]]
     return order
+
+
+def beside_the_first(
+    contenders: Sequence[Contender], sizes: Architecture, grid: Sequence[str], seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Time contenders of `adtp-bench` on batches of random ids in turns; yield a row for each workload and contender, with its speedup over
+    the first one.
+
+    Args:
+        sizes: of their inputs and tables.
+        grid: names of workloads.
+        seconds: for each workload.
+    """
+    from adtp_export.benchmarking.interleaved_timing import measure, speedup
+    from adtp_export.benchmarking.processes import Processes
+    from adtp_export.benchmarking.workloads import make_workloads
+
+    names = [contender.name for contender in contenders]
+    with Processes(contenders) as processes:
+        for workload in make_workloads(grid, sizes.input_names, sizes.tables["vocab_size"]):
+            times = measure(workload, names, processes.time_ms, seconds)
+            for name, ms in times.items():
+                gain, margin = speedup(times[names[0]], ms)
+                row = {"workload": workload.name, "contender": name, "p50_ms": round(float(statistics.median(ms)), 2)}
+                yield row | {"speedup": round(gain, 3), "margin": round(margin, 3), "rounds": len(ms)}
 
 
 def best_size(sizes: Sequence[int], seconds: Callable[[int], float]) -> int:

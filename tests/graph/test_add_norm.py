@@ -19,7 +19,7 @@ from adtp_export.contract import (
     INTERMEDIATE,
     QKV,
 )
-from adtp_export.graph.passes import LINEAR, FuseAddNorm, Int8Weight, LowerLinear, run_passes
+from adtp_export.graph.passes import FuseAddNorm, Int8Weight, LowerLinear, linear, run_passes
 
 LAYERS = 3
 """Of the tiny student."""
@@ -55,7 +55,7 @@ def operators(model):
 def with_bodies(model):
     """A copy."""
     copy = ir.from_proto(ir.to_proto(model))
-    run_passes(copy, LINEAR[-1:])
+    run_passes(copy, linear()[-1:])
     return copy
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -44,7 +45,6 @@ PRECISION: dict[str, Passes] = {
     "bf16": (ConvertPrecision(ir.DataType.BFLOAT16),),
 }
 PRECOMPUTE: Passes = (LookUpFirstProjections(),)
-LINEAR: Passes = (LowerLinear(), FuseAddNorm(), ShipBodies(onnx_linear.linear_functions))
 ORT_CUDA: Passes = (
     LowerToOrtPackedAttention(),
     PrependZerosByConcat(),
@@ -53,6 +53,11 @@ ORT_CUDA: Passes = (
     RemoveUnusedNodesPass(),
 )
 MEASURED: Passes = (ExposeSettings(),)
+
+
+def linear(int8: Mapping[str, Int8Weight] | None = None) -> Passes:
+    """Those of products in lower precision; int8: as of `LowerLinear`."""
+    return (LowerLinear(int8), FuseAddNorm(), ShipBodies(onnx_linear.linear_functions))
 
 
 def run_passes(model: ir.Model, passes: Passes) -> None:
@@ -68,7 +73,6 @@ __all__ = [
     "DEBUG_OUTPUTS",
     "DECODER",
     "FIXED",
-    "LINEAR",
     "MEASURED",
     "PRECOMPUTE",
     "ORT_CUDA",
@@ -78,5 +82,6 @@ __all__ = [
     "Int8Weight",
     "LowerLinear",
     "Passes",
+    "linear",
     "run_passes",
 ]
