@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import json
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -195,12 +196,20 @@ def of_kernel(architecture: str, dtype: str, head_size: int, kernel: str) -> tup
 
 
 @functools.cache
+def read_archive(path: Path) -> zipfile.ZipFile:
+    """Open an archive once, because reading its table of contents takes longer than reading a member.
+
+    It is held in memory, because processes that are forked would share a file's position.
+    """
+    return zipfile.ZipFile(io.BytesIO(path.read_bytes()))
+
+
+@functools.cache
 def binary(name: str, code: str) -> Binary:
     """Read a variant's binary by its name, for an architecture of `ARCHITECTURES` or ``"ptx"``."""
     entry = next(entry for entry in manifest()["variants"] if entry["name"] == name)
     found = entry["binaries"][code]
-    with zipfile.ZipFile(DIRECTORY / ARCHIVE) as archive:
-        data = archive.read(found["file"])
+    data = read_archive(DIRECTORY / ARCHIVE).read(found["file"])
     return Binary(
         name=name,
         kernel=entry["kernel"],

@@ -6,9 +6,10 @@
 
 speed: each kind of processor has a part of the record.
 speed bert-base: a student of BERT-base's width, 6 layers, random weights, 0.ffn, retention forced to 0.29. Products in bf16 and in INT8
-per token run as portable bodies and as operators. Peers: the dynamic recipe of onnxruntime.quantization on the same graph, and
-CTranslate2's dense INT8 BERT-base of 12 layers (pip install 'adtp-export[peers]').
-speed minilm: the same with MiniLM's width, every token kept, and CTranslate2 of as many layers; without calibrated and portable forms.
+per token run as portable bodies and as operators. Peers: the dynamic recipe of onnxruntime.quantization on the same graph, and dense
+BERT-base of 12 layers in CTranslate2 (INT8), OpenVINO (bf16, where the processor has it) and llama.cpp (bf16 and q8_0): type
+pip install 'adtp-export[openvino,peers]' and make llamacpp.
+speed minilm: the same with MiniLM's width, every token kept, and peers of as many layers; without calibrated and portable forms.
 fidelity: `adtp-export` in all precisions on 5,000 rows.
 vectors: cosines between the vectors of a model of sentence-transformers in fp32, and in bf16 and INT8 per token without calibration,
 of sentences of SST-2 and posts of 20 Newsgroups, 3 to 1. OUT is what `adtp-export MODEL_DIR --precision bf16,int8` writes.
@@ -30,6 +31,7 @@ from benchmarks.harness.records import RECORDS, claim, read_document, told, writ
 
 if TYPE_CHECKING:
     from adtp_export.benchmarking.contenders import Architecture
+    from adtp_export.benchmarking.processes import Contender
 
 LINEAR_FILES = ("bf16 linear", "int8 per token")
 GRID = ("1x32", "1x128", "8x128", "32x64")
@@ -37,18 +39,19 @@ UNPRUNED, UNPRUNED_GRID = "minilm", (*GRID, "mixed-32")
 ROWS, CALIBRATION = 5000, "8x64"
 VECTORS = 384
 """Texts whose cosines are taken."""
-OPERATORS, DENSE = " with operators", "CTranslate2 dense int8"
+OPERATORS = " with operators"
 
 
 def speed(shape: str, seconds: float) -> dict[str, Any]:
-    """Time fp32, lower precisions and the peer's INT8 in turns, each in a process of its own.
+    """Time fp32, lower precisions and peers' in turns, each in a process of its own.
 
     Raises:
         SystemExit: nothing is compiled for this machine.
+        MissingDependencyError: a peer is not installed.
     """
-    from adtp_export.benchmarking.contenders import Architecture, dense_bert, named_shape
+    from adtp_export.benchmarking.contenders import Architecture, named_shape
     from adtp_export.benchmarking.processes import WITH_PLUGIN, Contender
-    from adtp_export.runtimes import onnxruntime
+    from adtp_export.runtimes import llamacpp, onnxruntime
 
     sizes, unpruned = Architecture(named_shape(shape, LAYERS)), shape == UNPRUNED
     if obstacle := onnxruntime.operators_obstacle():
@@ -67,12 +70,37 @@ def speed(shape: str, seconds: float) -> dict[str, Any]:
         if unpruned:
             contenders = [one for one in contenders if one.name == "fp32" or one.engine == WITH_PLUGIN]
         full = LAYERS if unpruned else FULL
-        dense_bert(sizes.deep(full)).save_pretrained(folder / "dense")
-        dense = Contender(name=DENSE, path=folder / "dense", layers=full, padded=False, engine="ctranslate2")
-        contenders.append(replace(dense, precision="int8"))
+        contenders += dense_peers(sizes.deep(full), folder)
         for row in beside_the_first(contenders, sizes, UNPRUNED_GRID if unpruned else GRID, seconds):
             results.append({"precision": row.pop("contender"), **row})
-    return {"layers": {"ours": LAYERS, "dense": full}, "results": results, **told()}
+    return {"layers": {"ours": LAYERS, "dense": full}, "results": results, **told(**{"llama.cpp": llamacpp.VERSION})}
+
+
+def dense_peers(sizes: Architecture, folder: Path) -> list[Contender]:
+    """Write a dense BERT with random weights; return it in the lower precisions of other runtimes.
+
+    Raises:
+        MissingDependencyError: a runtime is not installed.
+    """
+    from adtp_export.benchmarking.contenders import dense_bert, padded_dense
+    from adtp_export.benchmarking.peers import choose_peers
+    from adtp_export.benchmarking.processes import Contender
+    from adtp_export.runtimes import openvino
+
+    choose_peers(["ctranslate2-int8", "openvino", "llamacpp-bf16"], forced=True)
+    depth, weights, graph = sizes.shape.layers, folder / "dense", folder / "dense.onnx"
+    dense_bert(sizes).save_pretrained(weights)
+    program = padded_dense(sizes).graph(depth)
+    program.optimize()
+    program.save(graph)
+    found = [("CTranslate2 dense int8", weights, "ctranslate2", "int8")]
+    if openvino.has_bf16():
+        found.append(("OpenVINO dense bf16", graph, "openvino", "bf16"))
+    found += [(f"llama.cpp dense {precision}", weights, "llamacpp", precision) for precision in ("bf16", "q8_0")]
+    return [
+        Contender(name=name, path=path, layers=depth, padded=engine == "openvino", engine=engine, precision=precision)
+        for name, path, engine, precision in found
+    ]
 
 
 def write_files(sizes: Architecture, retention: float, folder: Path) -> dict[str, Path]:

@@ -21,7 +21,11 @@ def _speed_of_shape(shape: str, part: dict[str, Any]) -> str:
         lines.append([precision, *(f"{row['p50_ms']:.1f}, {quoted(row)}" for row in timed)])
     device, versions, layers = part["device"], part["versions"], part["layers"]
     told = f"{device['model']} with {', '.join(device['instructions'])}, ONNX Runtime {versions['onnxruntime']}"
-    depth = f"{layers['ours']} layers, and {layers['dense']} of CTranslate2 {versions['ctranslate2']}"
+    peers = {"CTranslate2": "ctranslate2", "OpenVINO": "openvino", "llama.cpp": "llama.cpp"}
+    timed_peers = [
+        f"{name} {versions[key]}" for name, key in peers.items() if any(p.startswith(name) for p in precisions)
+    ]
+    depth = f"{layers['ours']} layers, and {layers['dense']} of {', '.join(timed_peers)}"
     more = f"ms, and times as fast as fp32 in the graph; medians of runs in turns. {depth}; {told}."
     return f"{table(['', *workloads], lines)}\n\n`python -m benchmarks.cpu.precision speed {shape}`: {more}"
 

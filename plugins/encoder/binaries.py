@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
 from ..ahead_of_time import Table
-from ..binaries import DIRECTORY, HERE
+from ..binaries import DIRECTORY, HERE, read_archive
 from .variants import ALL, Variant
 
 ARCHIVE, MANIFEST = "encoder.zip", "encoder.json"
@@ -103,8 +102,7 @@ def binary(name: str, code: str) -> Binary:
     """Read a variant's binary by its name, for an architecture or ``"ptx"``: what `plugins.binaries.code_for` says of a GPU."""
     said = entry(name)
     found = said["binaries"][code]
-    with zipfile.ZipFile(DIRECTORY / ARCHIVE) as archive:
-        data = archive.read(found["file"])
+    data = read_archive(DIRECTORY / ARCHIVE).read(found["file"])
     return Binary(
         name=name, symbol=said["kernel"], data=data, threads=said["threads"], shared_bytes=found["shared_bytes"]
     )
