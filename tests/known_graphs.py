@@ -17,7 +17,7 @@ from adtp_export.contract import METADATA
 from adtp_export.graph import program
 
 FOLDER: Path | None = None
-"""Where the graphs of this run are: `conftest` sets it."""
+"""Where the graphs of this run are: `shared_graphs` sets it."""
 TRACE = program.export_portable
 
 

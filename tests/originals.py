@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import as_numpy, shared_or_skip
 from known_graphs import known_graph
+from testbed import as_numpy, shared_or_skip
 
 from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form

@@ -1,6 +1,6 @@
 """What commands of the tests are forked with: modules that most of them import, and the exporter as in `quick_traces`.
 
-The fork server imports this, which `conftest` starts. The first trace of a process takes seconds longer than the next ones, and here
+The fork server imports this, which `testbed` starts. The first trace of a process takes seconds longer than the next ones, and here
 it is one of the server.
 """
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed import ROOT
 
 from adtp_export.benchmarking import interleaved_timing as turns
 from adtp_export.benchmarking.workloads import Workload, shape_of

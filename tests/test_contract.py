@@ -4,8 +4,8 @@ import re
 
 import onnx
 import pytest
-from conftest import DEMO, ROOT
 from safetensors.torch import load_file
+from testbed import DEMO, ROOT
 
 from adtp_export import contract
 from adtp_export.graph.debug import debug_form

@@ -8,7 +8,7 @@ import json
 import shutil
 
 import pytest
-from conftest import ROOT, run_cli, shared_or_skip
+from testbed import ROOT, run_cli, shared_or_skip
 
 LINES = [(f"number {i} is , \u00e9 good", i % 2) for i in range(60)]
 TABLES = {

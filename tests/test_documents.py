@@ -9,7 +9,7 @@ import tomllib
 from xml.etree import ElementTree
 
 import pytest
-from conftest import ROOT, command_module
+from testbed import ROOT, command_module
 
 from adtp_export.artifacts.records import Manifest
 from adtp_export.model import registry

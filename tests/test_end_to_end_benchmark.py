@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import DEMO, ROOT
+from testbed import DEMO, ROOT
 
 from benchmarks.cpu import end_to_end
 from benchmarks.render import cpu

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import DEMO, ROOT
+from testbed import DEMO, ROOT
 
 from benchmarks.gpu import emulated, grouped_attention, schemas, suite
 

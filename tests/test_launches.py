@@ -6,8 +6,8 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from conftest import ROOT, as_numpy, exported_graph, make_batch, make_student, run_cli
 from onnx import TensorProto, helper
+from testbed import ROOT, as_numpy, exported_graph, make_batch, make_student, run_cli
 
 from adtp_export.benchmarking.contenders import Architecture, random_encoder, scheduled_student
 from adtp_export.graph import program

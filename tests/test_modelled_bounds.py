@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import ROOT
+from testbed import ROOT
 
 from adtp_export.plugins import binaries
 from benchmarks.gpu.attention_kernel import workloads

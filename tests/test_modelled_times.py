@@ -7,7 +7,7 @@ import dataclasses
 import json
 
 import pytest
-from conftest import ROOT
+from testbed import ROOT
 
 from benchmarks.gpu import modelled_times as times
 from benchmarks.harness.records import RECORDS, read_document

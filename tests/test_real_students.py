@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from conftest import run_cli, shared_or_skip
+from testbed import run_cli, shared_or_skip
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from adtp_export.data.readers import read_texts

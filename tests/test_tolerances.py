@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_batch, make_student
+from testbed import make_batch, make_student
 from tolerances import assert_within_network, assert_within_oracle, oracle_on
 
 TESTS = Path(__file__).parent

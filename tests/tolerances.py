@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 import torch
-from conftest import as_numpy
+from testbed import as_numpy
 
 from adtp_export.verify.oracle import MULTIPLE, run_oracle
 from adtp_export.verify.rounding import Answer, draws_for, errors

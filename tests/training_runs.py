@@ -5,7 +5,7 @@ import random
 import runpy
 
 import pytest
-from conftest import ROOT
+from testbed import ROOT
 from transformers import (
     AutoModel,
     AutoTokenizer,

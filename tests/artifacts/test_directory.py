@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from kill_points import NAMES, read, write
+from testbed import ROOT
 
 from adtp_export import io as disk
 from adtp_export.artifacts import directory as room

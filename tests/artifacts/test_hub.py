@@ -13,9 +13,9 @@ import huggingface_hub
 import numpy as np
 import pytest
 import yaml
-from conftest import listing
 from hub_endpoint import TOKEN, serving
 from known_graphs import taking_known_graphs
+from testbed import listing
 
 import adtp_export
 from adtp_export.artifacts.records import Manifest

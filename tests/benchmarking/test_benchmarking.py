@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TINY_BACKBONES, make_batch, make_encoder, make_student
 from templated_models import make_tokenizer
+from testbed import TINY_BACKBONES, make_batch, make_encoder, make_student
 from tokenizers import Tokenizer
 from torch.utils.flop_counter import FlopCounterMode
 

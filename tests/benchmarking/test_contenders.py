@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import TINY_BACKBONES, as_numpy, make_batch, make_encoder
+from testbed import TINY_BACKBONES, as_numpy, make_batch, make_encoder
 from tolerances import assert_within_network
 from transformers.modeling_outputs import SequenceClassifierOutput
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import as_numpy, make_batch
+from testbed import as_numpy, make_batch
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.benchmarking import ltp_baseline as thresholds

@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from conftest import as_numpy, make_batch
 from known_graphs import known_graph
 from onnx_ir.passes import PreconditionError
+from testbed import as_numpy, make_batch
 
 from adtp_export.benchmarking import contenders, sweep, workloads
 from adtp_export.benchmarking.contenders import Architecture

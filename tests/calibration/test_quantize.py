@@ -10,10 +10,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
-from conftest import as_numpy, make_batch, make_student
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from known_graphs import known_graph
+from testbed import as_numpy, make_batch, make_student
 
 from adtp_export.calibration import recipes
 from adtp_export.calibration.collect import RANDOM_ROWS, RANDOM_TOKENS, collect, collect_random

@@ -5,8 +5,8 @@ import copy
 import numpy as np
 import pytest
 import torch
-from conftest import as_numpy, make_batch, make_student
 from language_models import save_causal
+from testbed import as_numpy, make_batch, make_student
 
 from adtp_export.calibration import recipes, simulate
 from adtp_export.calibration.collect import collect

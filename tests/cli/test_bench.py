@@ -7,7 +7,7 @@ import shlex
 import shutil
 
 import pytest
-from conftest import run_cli
+from testbed import run_cli
 
 import adtp_export
 from adtp_export.artifacts.records import Manifest, file_entry

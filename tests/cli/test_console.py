@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import run_cli
+from testbed import run_cli
 
 from adtp_export.artifacts.records import Manifest, Note
 from adtp_export.cli.console import counting_rows, print_json

@@ -9,9 +9,9 @@ import onnx.inliner
 import onnxruntime
 import pytest
 import torch
-from conftest import listing, run_cli
 from known_graphs import taking_known_graphs
 from safetensors.torch import load_file, save_file
+from testbed import listing, run_cli
 
 from adtp_export.artifacts.records import Manifest, sha256
 from adtp_export.explain.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE

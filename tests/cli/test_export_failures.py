@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Command, listing, run_cli
 from known_graphs import taking_known_graphs
+from testbed import Command, listing, run_cli
 
 from adtp_export.runtimes import tensorrt
 

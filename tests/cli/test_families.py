@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import HEAD_FIELDS, TINY_BACKBONES, make_encoder, run_cli
 from plain_models import WORDS, deberta_tokenizer
+from testbed import HEAD_FIELDS, TINY_BACKBONES, make_encoder, run_cli
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForSequenceClassification
 

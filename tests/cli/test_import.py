@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 import torch
-from conftest import listing, run_cli, shared_or_skip
 from plain_models import TEXTS, write_plain, write_pruned, write_sentence_transformer
+from testbed import listing, run_cli, shared_or_skip
 from transformers import (
     AutoModel,
     AutoModelForQuestionAnswering,

@@ -5,8 +5,8 @@ import json
 import re
 
 import pytest
-from conftest import run_cli
 from known_graphs import taking_known_graphs
+from testbed import run_cli
 
 from adtp_export.runtimes import tensorrt
 from adtp_export.verify.samples import BUILT_IN

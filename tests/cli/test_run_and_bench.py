@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import run_cli
+from testbed import run_cli
 
 from adtp_export.artifacts.records import Manifest
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import run_cli
+from testbed import run_cli
 
 from adtp_export.artifacts.records import Manifest
 from adtp_export.explain.records import FLOWED, HELD, ORDER, POSSIBLE

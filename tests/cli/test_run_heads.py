@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from conftest import run_cli
 from plain_models import TEXTS
+from testbed import run_cli
 
 import adtp_export
 

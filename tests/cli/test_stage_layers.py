@@ -7,10 +7,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import command_module, listing
 from language_models import IMAGE, save_anyres, save_causal, save_llava, save_tiled
 from picture_processors import CLASSES, processed, with_template
 from PIL import Image
+from testbed import command_module, listing
 
 import adtp_export
 from adtp_export.errors import InputError

@@ -12,8 +12,8 @@ import sys
 import pytest
 import scipy.stats
 import torch
-from conftest import Command, run_cli
 from safetensors.torch import load_file
+from testbed import Command, run_cli
 from training_runs import Heard
 from transformers import (
     AutoModelForSequenceClassification,

@@ -3,9 +3,9 @@
 from collections import Counter
 
 import pytest
-from conftest import DEMO
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed import DEMO
 from tokenizers import Tokenizer
 
 from adtp_export.data import windows as module

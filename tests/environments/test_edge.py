@@ -9,7 +9,7 @@ import sys
 import tomllib
 
 import pytest
-from conftest import DEMO, ROOT
+from testbed import DEMO, ROOT
 
 import adtp_export
 from adtp_export.artifacts.records import Manifest

@@ -5,10 +5,10 @@ import re
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from late_models import EXPANSION, TEXTS, write_multi_vector, write_pylate, write_stanford
 from plain_models import export_unverified
 from test_sentence_transformers import PACKAGES, TOLERANCE, pip, run
+from testbed import ROOT
 
 import adtp_export
 

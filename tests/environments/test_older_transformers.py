@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import DEMO, ROOT
 from plain_models import export_unverified, write_pruned
+from testbed import DEMO, ROOT
 
 import adtp_export
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine

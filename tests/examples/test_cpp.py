@@ -11,7 +11,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from testbed import ROOT
 from tokenizers import Tokenizer
 
 import adtp_export

@@ -9,7 +9,7 @@ import threading
 
 import browser
 import pytest
-from conftest import ROOT
+from testbed import ROOT
 
 import adtp_export
 

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from conftest import HEAD_FIELDS, TINY_BACKBONES, as_numpy, make_batch, make_encoder, make_student
+from testbed import HEAD_FIELDS, TINY_BACKBONES, as_numpy, make_batch, make_encoder, make_student
 from transformers import AutoModelForSequenceClassification
 
 from adtp_export.data.windows import Windows

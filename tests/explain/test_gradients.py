@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import make_batch, make_student
+from testbed import make_batch, make_student
 
 from adtp_export.explain.gradients import answer_score, integrated_gradients, token_attribution
 

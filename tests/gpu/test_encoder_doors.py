@@ -11,9 +11,9 @@ import encoder_runs
 import numpy as np
 import pytest
 import runner_builds
-from conftest import as_numpy, make_batch
 from representatives import only
 from test_encoder_runs import FULL, MANY, ONE, USUAL, oracle_for
+from testbed import as_numpy, make_batch
 
 from adtp_export.contract import KEPT_SITE, LOGITS
 from adtp_export.errors import CudaError, EngineBuildError, InputError, MissingDependencyError

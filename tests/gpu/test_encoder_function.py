@@ -7,8 +7,8 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from conftest import as_numpy, make_batch
 from representatives import only
+from testbed import as_numpy, make_batch
 
 from adtp_export.graph import encoder_function
 from adtp_export.graph.debug import debug_form

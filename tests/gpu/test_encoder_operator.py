@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import pytest
 import runner_builds
-from conftest import as_numpy, make_batch
 from onnx import helper, numpy_helper
 from test_runner_operator import ON_CPU, reachable, run, session
+from testbed import as_numpy, make_batch
 
 from adtp_export.runtimes import encoder_file
 from adtp_export.verify.oracle import run_oracle

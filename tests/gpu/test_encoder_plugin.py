@@ -10,7 +10,7 @@ import encoder_runs
 import numpy as np
 import pytest
 import runner_builds
-from conftest import as_numpy, make_batch
+from testbed import as_numpy, make_batch
 
 from adtp_export.errors import MissingDependencyError
 from adtp_export.plugins import library

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import runner_builds
 import torch
-from conftest import as_numpy, make_batch
 from encoder_runs import BACKBONES, PRUNINGS, SIZES, Emulated, changed, with_argument
+from testbed import as_numpy, make_batch
 
 from adtp_export.model.checkpoint import load_checkpoint
 from adtp_export.model.packed import PackedStudent

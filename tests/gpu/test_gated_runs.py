@@ -5,10 +5,10 @@ import pytest
 import runner_builds
 import tiny_models
 import torch
-from conftest import as_numpy
 from decoder_models import batch_of, make_decoder
 from encoder_runs import Emulated, argument_of, changed, with_argument
 from representatives import only
+from testbed import as_numpy
 
 from adtp_export.errors import InputError
 from adtp_export.model.packed import PackedStudent

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import runner_builds
 import torch
-from conftest import ROOT
+from testbed import ROOT
 
 from adtp_export.benchmarking.workloads import make_workloads
 from adtp_export.plugins import runner

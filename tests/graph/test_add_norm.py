@@ -5,8 +5,8 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from conftest import as_numpy, make_batch, make_encoder, make_student
 from known_graphs import known_graph
+from testbed import as_numpy, make_batch, make_encoder, make_student
 
 from adtp_export.contract import (
     ADD_NORM,

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import shared_or_skip
+from testbed import shared_or_skip
 
 from adtp_export.contract import PREFILL_MODEL, STEP_MODEL
 from adtp_export.graph import program

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from conftest import HEAD_FIELDS, TINY_BACKBONES, as_numpy, make_batch, make_encoder
+from testbed import HEAD_FIELDS, TINY_BACKBONES, as_numpy, make_batch, make_encoder
 
 from adtp_export.artifacts.records import DECOMPOSED, ShapeRange
 from adtp_export.calibration import recipes

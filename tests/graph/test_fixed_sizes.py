@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, make_encoder
 from decoder_models import batch_of, make_decoder
 from hypothesis import given, settings
 from onnx import helper
@@ -15,6 +14,7 @@ from onnxscript import opset20 as op
 from onnxscript import script
 from test_family_graphs import batches_of
 from test_packed_inputs import BOUNDS, check_bounds, with_gaps
+from testbed import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, make_encoder
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.artifacts.records import DECOMPOSED, PLUGIN, ShapeRange

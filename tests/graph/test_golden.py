@@ -13,7 +13,7 @@ GOLDEN = Path(__file__).parent / "golden_graph.txt"
 
 
 def describe() -> str:
-    from conftest import make_student
+    from testbed import make_student
 
     from adtp_export.graph import program
 

@@ -11,7 +11,8 @@ import onnx_ir as ir
 import pytest
 import quick_traces
 import torch
-from conftest import (
+from known_graphs import known_graph
+from testbed import (
     PRUNINGS,
     SITE_SETS,
     TINY_BACKBONES,
@@ -21,7 +22,6 @@ from conftest import (
     make_encoder,
     make_student,
 )
-from known_graphs import known_graph
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.graph import program

@@ -3,8 +3,8 @@
 import numpy as np
 import onnx
 import pytest
-from conftest import as_numpy, exported_graph, make_batch
 from onnx import version_converter
+from testbed import as_numpy, exported_graph, make_batch
 
 from adtp_export.graph import program
 from adtp_export.graph.inlined import inlined

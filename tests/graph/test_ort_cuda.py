@@ -6,7 +6,6 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from conftest import as_numpy, make_batch, make_student
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from known_graphs import known_graph
@@ -14,6 +13,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
+from testbed import as_numpy, make_batch, make_student
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.contract import ATTENTION, PRUNERS

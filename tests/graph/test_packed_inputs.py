@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, make_encoder
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from known_graphs import known_graph
 from test_family_graphs import batches_of
+from testbed import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, make_encoder
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export import contract

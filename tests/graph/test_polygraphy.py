@@ -8,8 +8,8 @@ import onnx
 import onnx.inliner
 import polygraphy.tools
 import pytest
-from conftest import as_numpy, make_batch, make_encoder
 from known_graphs import known_graph
+from testbed import as_numpy, make_batch, make_encoder
 
 from adtp_export.graph import program
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine

@@ -4,8 +4,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from conftest import as_numpy, exported_graph, make_batch, make_encoder, make_student
 from known_graphs import known_graph
+from testbed import as_numpy, exported_graph, make_batch, make_encoder, make_student
 
 from adtp_export.contract import ATTENTION_RECEIVED, DOMAIN, PRUNERS, ROTATE
 from adtp_export.errors import InputError, VerificationError

@@ -5,10 +5,10 @@ import functools
 import numpy as np
 import onnx
 import pytest
-from conftest import as_numpy, make_batch, make_student
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx_ir.passes import PreconditionError
+from testbed import as_numpy, make_batch, make_student
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.graph import program

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import onnx
 import pytest
-from conftest import DEMO, write_plain_bert
+from testbed import DEMO, write_plain_bert
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 import adtp_export

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import shared_or_skip
 from originals import Original
+from testbed import shared_or_skip
 
 from adtp_export.errors import InputError
 from adtp_export.imports import ReadOptions, open_checkpoint

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import as_numpy, make_batch
 from plain_models import SHAPE, add_tokenizer, write_plain, write_sentence_transformer
+from testbed import as_numpy, make_batch
 
 import adtp_export
 from adtp_export.errors import InputError

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import run_cli
 from originals import Original
+from testbed import run_cli
 
 import adtp_export
 from adtp_export.errors import InputError, MissingDependencyError

@@ -121,7 +121,7 @@ def test_on_roberta(tmp_path, copied):
 
 
 def write_roberta(directory):
-    from conftest import make_encoder
+    from testbed import make_encoder
 
     make_encoder("roberta", "none").dense.save_pretrained(directory)
     words = ["<s>", "<pad>", "</s>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]", *(f"w{i}" for i in range(80))]

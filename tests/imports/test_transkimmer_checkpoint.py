@@ -7,9 +7,9 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from conftest import make_batch, make_encoder
 from originals import AgainstReference, Original, edit
 from safetensors.torch import save_file
+from testbed import make_batch, make_encoder
 
 from adtp_export.errors import InputError
 from adtp_export.imports import ReadOptions, open_checkpoint

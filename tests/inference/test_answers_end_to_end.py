@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import make_student
+from testbed import make_student
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import adtp_export

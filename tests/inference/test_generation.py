@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import made_once, run_cli
 from language_models import IMAGE, SIDE, STAGES, save_causal, save_llava
 from PIL import Image
+from testbed import made_once, run_cli
 
 import adtp_export
 from adtp_export.artifacts import checks

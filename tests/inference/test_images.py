@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import made_once, run_cli
 from safetensors.torch import load_file
+from testbed import made_once, run_cli
 from vision_towers import pooled, save_tower
 
 import adtp_export

@@ -6,13 +6,13 @@ import re
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from known_graphs import taking_known_graphs
 from late_models import TEXTS, write_bge_m3, write_multi_vector, write_pylate, write_stanford
 from plain_models import export_unverified
 from safetensors.torch import load_file
+from testbed import ROOT
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
@@ -165,8 +165,8 @@ def test_kept_tokens_are_those_of_documents(exports):
 
 
 def test_dropped_tokens_have_no_vector(tmp_path):
-    from conftest import HEAD_FIELDS
     from plain_models import write_pruned
+    from testbed import HEAD_FIELDS
 
     write_pruned(tmp_path / "model", "vectors", **HEAD_FIELDS["vectors"])
     model = adtp_export.load(export_unverified(tmp_path / "model", tmp_path / "out"))

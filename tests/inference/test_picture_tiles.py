@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import run_cli
 from language_models import save_anyres, save_tiled
 from picture_processors import processed, with_template
 from PIL import Image
+from testbed import run_cli
 from transformers import PreTrainedTokenizerFast
 
 import adtp_export

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir
 import pytest
 import torch
-from conftest import relist
+from testbed import relist
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import adtp_export

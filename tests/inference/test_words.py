@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import DEMO
 from plain_models import SHAPE, TAGS, TEXTS
+from testbed import DEMO
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast, pipeline
 

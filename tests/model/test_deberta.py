@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import HEAD_FIELDS, as_numpy, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_models import SHAPE, deberta_tokenizer
 from safetensors.torch import save_file
+from testbed import HEAD_FIELDS, as_numpy, make_batch
 from tiny_models import PRUNINGS, TINY_BACKBONES
 from tolerances import assert_within_oracle, oracle_on
 from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position

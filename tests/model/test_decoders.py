@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import as_numpy
 from decoder_models import DECODERS, GEMMA, HEADS, SHAPE, YARN, batch_of, has_head, make_decoder
+from testbed import as_numpy
 from tolerances import assert_within_network, assert_within_oracle, oracle_on
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel

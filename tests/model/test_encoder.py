@@ -5,9 +5,9 @@ import copy
 import numpy as np
 import pytest
 import torch
-from conftest import HEAD_FIELDS, PRUNINGS, SITE_SETS, TINY_BACKBONES, flat_kept, make_batch, make_encoder, make_student
 from decoder_models import FAMILIES
 from representatives import only_rows
+from testbed import HEAD_FIELDS, PRUNINGS, SITE_SETS, TINY_BACKBONES, flat_kept, make_batch, make_encoder, make_student
 from tiny_models import GATED_BACKBONES
 from tolerances import assert_within_oracle, oracle_on
 from transformers import (

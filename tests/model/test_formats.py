@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from conftest import PRUNINGS, TINY_BACKBONES, make_encoder
 from safetensors.torch import load_file
+from testbed import PRUNINGS, TINY_BACKBONES, make_encoder
 from tiny_models import edit_weights
 
 from adtp_export.errors import InputError

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import PRUNINGS, make_batch, make_encoder
+from testbed import PRUNINGS, make_batch, make_encoder
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.errors import InputError

@@ -3,12 +3,12 @@
 import pytest
 import torch
 import transformers
-from conftest import HEAD_FIELDS, as_numpy, make_batch, make_encoder
 from decoder_models import LLAMA3, YARN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_models import add_tokenizer
 from safetensors.torch import load_file
+from testbed import HEAD_FIELDS, as_numpy, make_batch, make_encoder
 from tiny_models import GATED_BACKBONES, edit_weights
 from tolerances import assert_within_oracle, oracle_on
 

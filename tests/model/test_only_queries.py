@@ -5,10 +5,10 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, flat_kept, make_encoder
 from decoder_models import make_decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, flat_kept, make_encoder
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.errors import InputError

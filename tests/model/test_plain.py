@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import DEMO
 from plain_models import CLASSES, SHAPE, add_tokenizer, edit_json, write_plain, write_pruned
 from safetensors.torch import load_file
 from templated_models import write_tokenizer
+from testbed import DEMO
 from tiny_models import edit_weights
 from transformers import CamembertConfig
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import TINY_BACKBONES, make_batch, make_encoder
 from known_graphs import known_graph
+from testbed import TINY_BACKBONES, make_batch, make_encoder
 from tolerances import assert_within_oracle, oracle_on
 from torch import nn
 

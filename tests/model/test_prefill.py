@@ -6,10 +6,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import shared_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from language_models import IMAGE, SIDE, STAGES, TEXT, networks, save_causal, save_llava
+from testbed import shared_or_skip
 
 from adtp_export.errors import InputError
 from adtp_export.model.decoder import load_decoder

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from conftest import flat_kept
 from decoder_models import HEADS, batch_of, make_decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed import flat_kept
 from tiny_models import PRUNINGS
 from tolerances import assert_within_oracle, oracle_on
 

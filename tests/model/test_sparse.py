@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_models import SHAPE, write_plain
 from safetensors.torch import load_file, save_file
+from testbed import make_batch
 from tiny_models import GATED_BACKBONES, TINY_BACKBONES, TINY_BERT, make_encoder
 from transformers import AutoModelForMaskedLM
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from conftest import make_batch, make_encoder, make_student
+from testbed import make_batch, make_encoder, make_student
 from tolerances import assert_within_network
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 

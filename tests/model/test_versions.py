@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import TINY_BACKBONES, make_batch
+from testbed import TINY_BACKBONES, make_batch
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.errors import InputError

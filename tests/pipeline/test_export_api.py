@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import make_encoder, shared_or_skip
 from known_graphs import taking_known_graphs
+from testbed import make_encoder, shared_or_skip
 from transformers import AutoModelForSequenceClassification
 
 import adtp_export
@@ -76,7 +76,7 @@ def test_errors_are_exceptions_and_write_nothing(tmp_path, small):
 @pytest.fixture(scope="module")
 def plain_out(tmp_path_factory, demo):
     """A plain transformers classifier, and its export."""
-    from conftest import write_plain_bert
+    from testbed import write_plain_bert
 
     directory = write_plain_bert(demo, tmp_path_factory.mktemp("plain") / "model")
     out = directory.with_name("out")

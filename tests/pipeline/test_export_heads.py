@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import DEMO, HEAD_FIELDS, TINY_BERT
+from testbed import DEMO, HEAD_FIELDS, TINY_BERT
 from tokenizers import Tokenizer
 
 import adtp_export

@@ -4,9 +4,9 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
-from conftest import TINY_BACKBONES, make_encoder
 from decoder_models import make_decoder
 from known_graphs import known_graph
+from testbed import TINY_BACKBONES, make_encoder
 
 from adtp_export.artifacts.records import PLUGIN, ShapeRange
 from adtp_export.contract import ATTENTION, ATTENTION_WINDOW, PLAIN

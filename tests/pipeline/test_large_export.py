@@ -9,9 +9,9 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from decoder_models import make_decoder
 from plain_models import add_tokenizer
+from testbed import ROOT
 
 import adtp_export
 from adtp_export.pipeline.export import context, timing

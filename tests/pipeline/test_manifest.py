@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import DEMO
+from testbed import DEMO
 
 from adtp_export.artifacts.manifest import write_manifest
 from adtp_export.artifacts.records import VERIFICATION, Manifest, Note, Parity, ShapeRange, Target

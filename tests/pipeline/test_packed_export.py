@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import relist
+from testbed import relist
 
 import adtp_export
 from adtp_export.artifacts.records import Manifest

@@ -7,8 +7,8 @@ import itertools
 
 import numpy as np
 import pytest
-from conftest import DEMO, shared_or_skip
 from known_graphs import taking_known_graphs
+from testbed import DEMO, shared_or_skip
 
 import adtp_export
 from adtp_export.artifacts.records import Manifest

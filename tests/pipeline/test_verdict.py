@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import as_numpy, make_batch, make_student
 from packed_engine import PackedEngine
+from testbed import as_numpy, make_batch, make_student
 
 import adtp_export
 from adtp_export.artifacts.records import INCONCLUSIVE, VERIFIED

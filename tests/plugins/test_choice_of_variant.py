@@ -5,7 +5,7 @@ import json
 import subprocess
 
 import pytest
-from conftest import ROOT
+from testbed import ROOT
 
 from adtp_export.plugins import choice
 from adtp_export.plugins.variants import ALL, SYMBOLS, VARIANTS

@@ -6,11 +6,11 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 from cpu_operators import COMPILED_FOR, LEVELS, attend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plugin_host import SANITIZERS
+from testbed import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "ops"))
 from ragged_inputs import bounds, make_distances, make_inputs

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 from cpu_operators import LEVELS, attend
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed import ROOT
 
 from adtp_export.contract import DOMAIN, KV_HEADS, NUM_HEADS, SCALE, WINDOW, WINDOW_AHEAD, WINDOW_BACK
 from adtp_export.ops.onnx_function import portable_functions

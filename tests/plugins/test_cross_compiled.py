@@ -4,9 +4,9 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import ROOT
 from cpu_operators import COMPILED_FOR
 from plugin_host import PLUGIN, WARNINGS, lines
+from testbed import ROOT
 
 from adtp_export.plugins import library, shipped
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from conftest import ROOT
+from testbed import ROOT
 
 from adtp_export.errors import MissingDependencyError
 from adtp_export.plugins import library

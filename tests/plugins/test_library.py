@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import run_cli
+from testbed import run_cli
 
 from adtp_export.errors import EngineBuildError, MissingDependencyError
 from adtp_export.plugins import binaries, compiling, library, shipped

@@ -5,11 +5,11 @@ import subprocess
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from cpu_operators import COMPILED_FOR
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_calls import LEVELS, constants, expected, make_factors, make_product, multiply
+from testbed import ROOT
 
 from adtp_export.contract import (
     ADD_NORM,

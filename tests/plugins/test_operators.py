@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import run_cli
+from testbed import run_cli
 
 from adtp_export.cli import plugin
 from adtp_export.errors import EngineBuildError, InputError, MissingDependencyError

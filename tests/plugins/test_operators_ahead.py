@@ -10,8 +10,8 @@ import shutil
 import sys
 
 import pytest
-from conftest import ROOT, listing, run_cli
 from cpu_operators import LEVELS, attend
+from testbed import ROOT, listing, run_cli
 
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.plugins import operators, operators_ahead

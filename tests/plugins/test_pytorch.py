@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import make_batch, make_student
+from testbed import make_batch, make_student
 
 from adtp_export.errors import InputError
 from adtp_export.model.packed import PackedStudent

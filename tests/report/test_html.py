@@ -7,7 +7,7 @@ import subprocess
 from html.parser import HTMLParser
 
 import pytest
-from conftest import as_numpy, make_batch, make_student
+from testbed import as_numpy, make_batch, make_student
 
 from adtp_export.artifacts.records import Manifest, Target
 from adtp_export.explain.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE, Explanation, TokenView, Views

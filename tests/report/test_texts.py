@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 import pytest
-from conftest import HEAD_FIELDS, as_numpy, make_batch, make_encoder
 from test_html import read
+from testbed import HEAD_FIELDS, as_numpy, make_batch, make_encoder
 from tokenizers import Tokenizer
 
 from adtp_export.artifacts.records import Manifest, OutputParity, Parity, ShapeRange, Target

@@ -8,10 +8,10 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from conftest import ROOT, as_numpy, exported_graph, make_batch, make_encoder
 from cpu_operators import FLOAT, INT32, attend, feed, kinds_that_ran, model_of, session
 from known_graphs import known_graph
 from onnx import helper
+from testbed import ROOT, as_numpy, exported_graph, make_batch, make_encoder
 
 from adtp_export.contract import (
     ATTENTION_FROM_OTHERS,

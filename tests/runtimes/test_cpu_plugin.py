@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conftest import ROOT, as_numpy, exported_graph, make_batch, make_student, relist
 from cpu_operators import FLOAT, attend, feed, kinds_that_ran, model_of, session
 from known_graphs import taking_known_graphs
 from onnx import helper
+from testbed import ROOT, as_numpy, exported_graph, make_batch, make_student, relist
 
 import adtp_export
 from adtp_export.artifacts.records import Manifest

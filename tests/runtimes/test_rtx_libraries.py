@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import make_student
 from known_graphs import known_graph
+from testbed import make_student
 
 from adtp_export.graph import program
 from adtp_export.runtimes import rtx_libraries

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import TINY_BACKBONES, as_numpy, exported_graph, make_batch, make_encoder, make_student
 from known_graphs import known_graph
+from testbed import TINY_BACKBONES, as_numpy, exported_graph, make_batch, make_encoder, make_student
 
 from adtp_export import contract
 from adtp_export.artifacts.records import DECOMPOSED, PLUGIN, ShapeRange

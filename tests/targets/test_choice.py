@@ -5,7 +5,7 @@ import logging
 import shutil
 
 import pytest
-from conftest import relist
+from testbed import relist
 
 import adtp_export
 from adtp_export.artifacts.records import Manifest

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import relist, run_cli
+from testbed import relist, run_cli
 
 import adtp_export
 from adtp_export.artifacts.manifest import add_file

@@ -5,9 +5,9 @@ import tempfile
 
 import numpy as np
 import pytest
-from conftest import as_numpy, exported_graph, make_batch, make_student
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed import as_numpy, exported_graph, make_batch, make_student
 
 from adtp_export.artifacts.records import DECOMPOSED, ORT_PACKED, PLUGIN, ShapeRange
 from adtp_export.errors import EngineBuildError, InputError

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import flat_kept, make_batch, make_encoder
 from decoder_models import make_decoder
+from testbed import flat_kept, make_batch, make_encoder
 
 from adtp_export.model.packed import PackedStudent
 from adtp_export.training.differentiable import DifferentiableAttention

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import TINY_BERT, make_batch
+from testbed import TINY_BERT, make_batch
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from adtp_export.data.tokenize import TokenizedText

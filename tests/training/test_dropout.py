@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import TINY_BERT, make_batch
+from testbed import TINY_BERT, make_batch
 from transformers import (
     BertConfig,
     BertForSequenceClassification,

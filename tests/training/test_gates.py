@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import HEAD_FIELDS, TINY_BERT, make_batch, make_encoder
 from decoder_models import DECODERS, make_decoder
+from testbed import HEAD_FIELDS, TINY_BERT, make_batch, make_encoder
 from transformers import BertConfig, BertForSequenceClassification
 
 from adtp_export.data.tokenize import TokenizedText

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from conftest import make_batch, make_student
 from safetensors.torch import load_file
 from test_distillation import SETTINGS, make, make_inputs
+from testbed import make_batch, make_student
 from torch.nn.functional import cross_entropy
 
 from adtp_export.data.tokenize import TokenizedText

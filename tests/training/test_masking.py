@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import TINY_BERT
 from hypothesis import given
 from hypothesis import strategies as st
 from test_distillation import LENGTHS, SETTINGS, make, make_inputs
+from testbed import TINY_BERT
 from transformers import BertConfig, BertForSequenceClassification
 
 from adtp_export.errors import InputError

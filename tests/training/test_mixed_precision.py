@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import TINY_BERT
+from testbed import TINY_BERT
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import TINY_BERT
+from testbed import TINY_BERT
 from transformers import BertConfig, BertForSequenceClassification
 
 from adtp_export.data.tokenize import TokenizedText

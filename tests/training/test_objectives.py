@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, make_batch, make_encoder
+from testbed import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, make_batch, make_encoder
 from torch.nn.functional import cross_entropy, mse_loss, normalize
 
 from adtp_export.data.labelled import Question

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from conftest import as_numpy, make_batch, make_student
 from packed_engine import PackedEngine
+from testbed import as_numpy, make_batch, make_student
 
 from adtp_export.verify.oracle import MULTIPLE, run_oracle
 from adtp_export.verify.parity import compare, rows_wanted

@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from conftest import as_numpy, exported_graph, make_batch, make_encoder, make_student
 from packed_engine import PackedEngine
+from testbed import as_numpy, exported_graph, make_batch, make_encoder, make_student
 
 from adtp_export.artifacts.records import ShapeRange
 from adtp_export.errors import VerificationError

@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from conftest import HEAD_FIELDS, TINY_BACKBONES, make_batch, make_encoder, make_student
+from testbed import HEAD_FIELDS, TINY_BACKBONES, make_batch, make_encoder, make_student
 from torch import nn
 
 from adtp_export.verify.rounding import MULTIPLE, Answer, _distances, draws_for, errors, rounded_anew

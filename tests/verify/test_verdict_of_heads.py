@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from conftest import HEAD_FIELDS, as_numpy, make_batch, make_encoder
+from testbed import HEAD_FIELDS, as_numpy, make_batch, make_encoder
 
 from adtp_export.contract import OUTPUTS
 from adtp_export.data.tokenize import TokenizedText

@@ -8,7 +8,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, run_cli
+from testbed import ROOT, run_cli
 
 import adtp_export
 from adtp_export.errors import InputError

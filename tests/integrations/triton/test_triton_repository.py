@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
-from conftest import ROOT, command_module, listing, relist
+from testbed import ROOT, command_module, listing, relist
 
 import adtp_export
 from adtp_export.artifacts.records import Manifest

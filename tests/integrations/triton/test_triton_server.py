@@ -6,8 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import ROOT, relist
 from plain_models import TEXTS
+from testbed import ROOT, relist
 
 import adtp_export
 from adtp_export.integrations.triton import repository as triton
