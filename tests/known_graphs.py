@@ -6,6 +6,7 @@ the package itself and the commands do. Tests of what is traced, of ends in the 
 """
 
 import contextlib
+import functools
 import hashlib
 from pathlib import Path
 
@@ -22,11 +23,13 @@ TRACE = program.export_portable
 
 
 def known_graph(student, metadata=None, form=program.padded_form) -> ir.Model:
-    """What `program.export_portable` returns, which traces where no process of this run has yet. Fixed sizes are always traced."""
+    """What `program.export_portable` returns, which traces where no process of this run has yet."""
     metadata = metadata or {"version": "test"}
-    if form not in (program.padded_form, program.packed_form):
+    function, given = (form.func, form.args) if isinstance(form, functools.partial) else (form, ())
+    if function not in (program.padded_form, program.packed_form, program.fixed_form):
         return TRACE(student, metadata, form)
-    path = FOLDER / f"{_digest(student)}.{form.__name__}.onnx"
+    name = "-".join([function.__name__, *(f"{size}-{'-'.join(map(str, size.kept))}" for size in given)])
+    path = FOLDER / f"{_digest(student)}.{name}.onnx"
     with FileLock(f"{path}.lock"):
         if not path.exists():
             model = TRACE(student, metadata, form)
