@@ -6,7 +6,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from known_graphs import known_graph
-from testbed import as_numpy, make_batch, make_encoder, make_student
+from testbed import TINY_BACKBONES, as_numpy, make_batch, make_encoder, make_student
 
 from adtp_export.contract import (
     ADD_NORM,
@@ -96,6 +96,18 @@ def test_where_norms_stand_before_products_the_last_one_is_fused(precision):
     before = operators(model)
     run_passes(model, (FuseAddNorm(),))
     assert sorted([*operators(model), linear]) == sorted([*before, f"{linear}{ADD_NORM}"])
+
+
+@pytest.mark.parametrize("precision", NAMES)
+def test_a_gelu_by_tanh_stays(monkeypatch, precision):
+    """Operators apply the one by the error function, whose results differ."""
+    monkeypatch.setitem(TINY_BACKBONES["bert"], "hidden_act", "gelu_pytorch_tanh")
+    linear, _ = NAMES[precision]
+    model = lowered(make_encoder("bert", "none"), precision)
+    run_passes(model, (FuseAddNorm(),))
+    gelus = [node for node in model.graph if node.op_type == "Gelu"]
+    assert operators(model) == sorted([linear, f"{linear}{ADD_NORM}"] * 2 * len(gelus))
+    assert [node.attributes["approximate"].as_string() for node in gelus] == ["tanh"] * LAYERS
 
 
 @pytest.mark.parametrize("read", ["total", "product", "inner"])

@@ -18,7 +18,7 @@ from ...contract import (
     INT8_FEED_FORWARD,
     INT8_LINEAR,
 )
-from .fuse_for_ort_cuda import made_by, read_once, sum_before
+from .patterns import made_by, read_once, sum_before
 
 FEED_FORWARD = {BF16_LINEAR: BF16_FEED_FORWARD, INT8_LINEAR: INT8_FEED_FORWARD}
 

@@ -21,6 +21,7 @@ from ...contract import (
     PRODUCTS,
 )
 from ...ops import onnx_linear
+from .patterns import is_exact_gelu, read_once
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class LowerLinear(InPlacePass):
         constants = [_constant(graph, f"{name}.{operator}/{key}", array) for key, array in tensors.items()]
         constants += bias or [_constant(graph, f"{name}.{operator}/bias", np.zeros(n, np.float32))]
         last, following = gemm, [node for node, _ in gemm.outputs[0].uses()]
-        if [node.op_type for node in following] == ["Gelu"] and not gemm.outputs[0].is_graph_output():
+        if read_once(gemm.outputs[0]) and is_exact_gelu(following[0]):
             last, operator = following[0], f"{operator}{GELU}"
         linear = ir.node(operator, [x, *constants], {IN_FEATURES: int(k)}, domain=DOMAIN, name=f"{name}/{operator}")
         old = [gemm] if last is gemm else [last, gemm]
