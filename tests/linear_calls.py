@@ -1,6 +1,7 @@
 """The products in lower precision of the operators for CPUs, called without ONNX Runtime, and what they may be off."""
 
 import ctypes
+import platform
 
 import ml_dtypes
 import numpy as np
@@ -8,7 +9,9 @@ import torch
 
 from adtp_export.ops.onnx_linear import bf16_weight, int8_weight
 
-LEVELS = ("amx", "avx512_bf16", "avx512_vnni", "avx2_vnni", "avx512", "avx2", "portable")
+OF_X86 = ("amx", "avx512_bf16", "avx512_vnni", "avx2_vnni", "avx512", "avx2")
+OF_ARM = ("neon_dotprod", "neon")
+LEVELS = (*(OF_ARM if platform.machine().lower() in ("aarch64", "arm64") else OF_X86), "portable")
 EPS = float(np.finfo(np.float32).eps)
 GELU_ERROR = 1e-6
 """erf is off by 1.5e-7 and everything else rounds a few times: of x, this much."""

@@ -1,12 +1,10 @@
 // Attention over packed sequences on a CPU: what it is given, and the processors it has code for.
 #pragma once
 
+#include "neon.h"
+
 #include <cstddef>
 #include <cstdint>
-
-#if defined(__aarch64__) || defined(_M_ARM64)
-#define ADTP_NEON // every processor of 64 bits has it
-#endif
 
 namespace adtp
 {

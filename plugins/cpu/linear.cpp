@@ -3,6 +3,9 @@
 #ifdef ADTP_X86
 #include "processor.h"
 #endif
+#ifdef ADTP_DOTPROD
+#include "processor_arm.h"
+#endif
 
 #include <algorithm>
 #include <cstring>
@@ -20,11 +23,15 @@ constexpr int64_t kWorthTwoThreads = 400000;
 constexpr int64_t kTileBlocks = 4;
 constexpr size_t kCacheLine = 64;
 
+bool everywhere()
+{
+    return true;
+}
+
 } // namespace
 
 LinearLevel const* linearLevel(char const* name)
 {
-#ifdef ADTP_X86
     struct
     {
         LinearLevel const& level;
@@ -34,8 +41,21 @@ LinearLevel const* linearLevel(char const* name)
 #ifdef ADTP_AMX
         {kLinearAmx, hasAmx, true},
 #endif
-        {kLinearAvx512Bf16, hasAvx512Bf16, !Features::isIntel()}, {kLinearAvx512Vnni, hasAvx512Vnni, true},
-        {kLinearAvx2Vnni, hasAvx2Vnni, true}, {kLinearAvx512, hasAvx512Bw, true}, {kLinearAvx2, hasAvx2, true}};
+#ifdef ADTP_X86
+        {kLinearAvx512Bf16, hasAvx512Bf16, !Features::isIntel()},
+        {kLinearAvx512Vnni, hasAvx512Vnni, true},
+        {kLinearAvx2Vnni, hasAvx2Vnni, true},
+        {kLinearAvx512, hasAvx512Bw, true},
+        {kLinearAvx2, hasAvx2, true},
+#endif
+#ifdef ADTP_DOTPROD
+        {kLinearNeonDotprod, hasDotprod, true},
+#endif
+#ifdef ADTP_NEON
+        {kLinearNeon, everywhere, true},
+#endif
+        {kLinearPortable, everywhere, true},
+    };
     for (auto const& one : levels)
     {
         if ((name ? std::strcmp(name, one.level.name) == 0 : one.pays) && one.runsHere())
@@ -43,8 +63,7 @@ LinearLevel const* linearLevel(char const* name)
             return &one.level;
         }
     }
-#endif
-    return !name || std::strcmp(name, kLinearPortable.name) == 0 ? &kLinearPortable : nullptr;
+    return nullptr;
 }
 
 RowStore::RowStore(Linear const& call, LinearLevel const& level)

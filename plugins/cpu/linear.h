@@ -1,6 +1,8 @@
 // Products of rows with constant weights in lower precision on a CPU: what they are given, and the processors they have code for.
 #pragma once
 
+#include "neon.h"
+
 #include <cstddef>
 #include <cstdint>
 
@@ -56,7 +58,7 @@ inline int64_t groupsOf(Linear const& call)
 // The rows of x in lower precision.
 struct LowRows
 {
-    uint8_t* values; // (M, pitch), zeros behind the values of a row
+    uint8_t* values; // (M, pitch), zeros behind the values of a row; of INT8, a level may store them in a form of its own
     int64_t pitch; // bytes of a row
     float* scale; // (M,), of INT8 alone; NaN where the row has a NaN or an infinity
     int32_t* zero; // (M,)
@@ -84,6 +86,12 @@ extern LinearLevel const kLinearAvx512Vnni;
 extern LinearLevel const kLinearAvx512Bf16;
 #ifdef ADTP_AMX
 extern LinearLevel const kLinearAmx;
+#endif
+#endif
+#ifdef ADTP_NEON
+extern LinearLevel const kLinearNeon;
+#ifdef ADTP_DOTPROD
+extern LinearLevel const kLinearNeonDotprod;
 #endif
 #endif
 

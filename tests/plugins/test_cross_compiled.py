@@ -8,12 +8,14 @@ from cpu_operators import COMPILED_FOR
 from plugin_host import PLUGIN, WARNINGS, lines
 from testbed import ROOT
 
-from adtp_export.plugins import library, shipped
+from adtp_export.plugins import library, operators, shipped
 
 AARCH64, QEMU = "aarch64-linux-gnu-g++", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
+PROCESSORS = {"max": ["neon_dotprod", "neon", "portable"], "cortex-a53": ["neon", "portable"]}
+"""The levels of products that each runs. What it has not, QEMU does not execute."""
 MINGW = "x86_64-w64-mingw32-g++-posix"
 CPU = ROOT / "plugins" / "cpu"
-LINEAR = ("linear.cpp", "linear_portable.cpp", "chain.cpp")
+LINEAR = ("linear.cpp", "linear_portable.cpp", "linear_neon.cpp", "linear_neon_dotprod.cpp", "chain.cpp")
 OF_OPERATORS = ("operators.cpp", "linear_operators.cpp", "chain_operators.cpp")
 OPERATORS = (*OF_OPERATORS, "ragged.cpp", "level.cpp", "portable.cpp", "neon.cpp", *LINEAR)
 RUNNER = (
@@ -62,10 +64,36 @@ def test_the_cpu_operators_on_aarch64(aarch64, tmp_path):
     assert "; 40 like portable to the bit; " in said[0]
 
 
-def test_products_in_lower_precision_on_aarch64(aarch64, tmp_path):
+@pytest.fixture(scope="module")
+def linear_check(aarch64, tmp_path_factory):
+    """The check of products, with what it checks."""
+    built = tmp_path_factory.mktemp("linear") / "check"
     check = ROOT / "tests" / "plugins" / "linear_check.cpp"
-    compile_with(aarch64, f"-I{CPU}", *(CPU / name for name in LINEAR), check, "-o", tmp_path / "check")
-    assert lines([*QEMU, tmp_path / "check"], None) == ["portable"]
+    compile_with(aarch64, f"-I{CPU}", *(CPU / name for name in LINEAR), check, "-o", built, "-ldl")
+    return built
+
+
+@pytest.mark.parametrize(("processor", "levels"), PROCESSORS.items(), ids=PROCESSORS)
+def test_products_in_lower_precision_on_aarch64(linear_check, processor, levels):
+    """The fastest level that a processor runs is found, and others are not run."""
+    assert lines([*QEMU, "-cpu", processor, linear_check], None) == [f"best: {levels[0]}", *levels]
+
+
+@pytest.mark.parametrize(("processor", "levels"), PROCESSORS.items(), ids=PROCESSORS)
+def test_products_of_the_package_on_aarch64(linear_check, processor, levels):
+    """As zig compiles them."""
+    compiled = operators.COMPILED / "linux-aarch64" / "libadtp_cpu.so"
+    assert lines([*QEMU, "-cpu", processor, linear_check, compiled], None) == levels
+
+
+def test_no_code_for_some_of_arms_processors_is_shared(aarch64, tmp_path):
+    """A weak function could be run on all of them, as the linker found it here."""
+    made = tmp_path / "made.o"
+    compile_with(aarch64, "-c", CPU / "linear_neon_dotprod.cpp", "-o", made)
+    listed = subprocess.run([f"{AARCH64[:-3]}nm", "--defined-only", made], capture_output=True, text=True, check=True)
+    kinds = {line.split()[-2] for line in listed.stdout.splitlines()}
+    assert "R" in kinds or "D" in kinds
+    assert not kinds & set("WVu")
 
 
 def test_the_host_on_aarch64(aarch64, host_with_headers, tmp_path):
