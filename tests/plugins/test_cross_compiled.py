@@ -11,8 +11,13 @@ from testbed import ROOT
 from adtp_export.plugins import library, operators, shipped
 
 AARCH64, QEMU = "aarch64-linux-gnu-g++", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
-PROCESSORS = {"max": ["neon_dotprod", "neon", "portable"], "cortex-a53": ["neon", "portable"]}
-"""The levels of products that each runs. What it has not, QEMU does not execute."""
+PROCESSORS = {
+    "max": ["neon_dotprod", "neon", "portable"],
+    "cortex-a76": ["neon_dotprod", "neon", "portable"],
+    "a64fx": ["neon", "portable"],
+    "cortex-a53": ["neon", "portable"],
+}
+"""The levels of products that each runs. What it has not, QEMU does not execute. a64fx has almost all that is as old as dot products."""
 MINGW = "x86_64-w64-mingw32-g++-posix"
 CPU = ROOT / "plugins" / "cpu"
 LINEAR = ("linear.cpp", "linear_portable.cpp", "linear_neon.cpp", "linear_neon_dotprod.cpp", "chain.cpp")
