@@ -1,11 +1,12 @@
 """Jetson's processors and Windows, as far as cross-compilers and QEMU go. Neither has run the plugin beside a GPU."""
 
+import os
 import shutil
 import subprocess
 
 import pytest
 from cpu_operators import COMPILED_FOR
-from plugin_host import PLUGIN, WARNINGS, lines
+from plugin_host import PLUGIN, SANITIZERS, WARNINGS, lines
 from testbed import ROOT
 
 from adtp_export.plugins import library, operators, shipped
@@ -69,19 +70,28 @@ def test_the_cpu_operators_on_aarch64(aarch64, tmp_path):
     assert "; 40 like portable to the bit; " in said[0]
 
 
+def make_linear_check(aarch64, built, *flags):
+    """The check of products, with what it checks."""
+    check = ROOT / "tests" / "plugins" / "linear_check.cpp"
+    compile_with(aarch64, *flags, f"-I{CPU}", *(CPU / name for name in LINEAR), check, "-o", built, "-ldl")
+    return built
+
+
 @pytest.fixture(scope="module")
 def linear_check(aarch64, tmp_path_factory):
-    """The check of products, with what it checks."""
-    built = tmp_path_factory.mktemp("linear") / "check"
-    check = ROOT / "tests" / "plugins" / "linear_check.cpp"
-    compile_with(aarch64, f"-I{CPU}", *(CPU / name for name in LINEAR), check, "-o", built, "-ldl")
-    return built
+    return make_linear_check(aarch64, tmp_path_factory.mktemp("linear") / "check")
 
 
 @pytest.mark.parametrize(("processor", "levels"), PROCESSORS.items(), ids=PROCESSORS)
 def test_products_in_lower_precision_on_aarch64(linear_check, processor, levels):
     """The fastest level that a processor runs is found, and others are not run."""
     assert lines([*QEMU, "-cpu", processor, linear_check], None) == [f"best: {levels[0]}", *levels]
+
+
+def test_products_under_sanitizers_on_aarch64(aarch64, tmp_path):
+    built = make_linear_check(aarch64, tmp_path / "check", *SANITIZERS)
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}  # QEMU does not let a process trace another
+    assert lines([*QEMU, "-cpu", "max", built], environment)[1:] == PROCESSORS["max"]
 
 
 @pytest.mark.parametrize(("processor", "levels"), PROCESSORS.items(), ids=PROCESSORS)

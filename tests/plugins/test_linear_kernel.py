@@ -9,6 +9,7 @@ from cpu_operators import COMPILED_FOR
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_calls import LEVELS, OF_ARM, OF_X86, constants, expected, make_factors, make_product, multiply
+from testbed import ROOT
 
 from adtp_export.contract import (
     ADD_NORM,
