@@ -91,6 +91,10 @@ char const* refusal(Call const& call)
     {
         return "cu_k must be (B+1,) and rise from 0 to T'";
     }
+    if (call.fromOthers && !std::equal(call.bounds, call.bounds + call.sequences + 1, call.keyBounds))
+    {
+        return "keys must be the queries where received attention leaves out what a token gives itself";
+    }
     if (call.buckets && wrongBuckets(call))
     {
         return "buckets must rise, and be columns of distance_keys and distance_queries";
