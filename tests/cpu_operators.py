@@ -27,6 +27,7 @@ _BF16 = (*_AVX512, "-mavx512vnni", "-mavx512bf16")
 COMPILED_FOR = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": ("-mavx512f", "-Wno-maybe-uninitialized"),
+    "avx512_bf16": (*_AVX512, "-mavx512dq", "-mavx512bf16"),
     "linear_avx2": ("-mavx2", "-mfma"),
     "linear_avx2_vnni": ("-mavx2", "-mfma", "-mavxvnni"),
     "linear_avx512": _AVX512,

@@ -65,7 +65,7 @@ struct Block
 // The same code, compiled for one kind of processor.
 struct Level
 {
-    char const* name; // "avx512", "avx2", "neon" or "portable"
+    char const* name; // "avx512_bf16", "avx512", "avx2", "neon" or "portable"
     int32_t queries; // most of a block
     int32_t lanes; // queries are computed in multiples of it
     // Elements; for the block with most keys. columns: of distances that texts reach, 0 without.
@@ -77,12 +77,16 @@ extern Level const kPortable;
 #ifdef ADTP_X86
 extern Level const kAvx2;
 extern Level const kAvx512;
+extern Level const kAvx512Bf16; // products of numbers that are rounded to bf16
 #endif
 #ifdef ADTP_NEON
 extern Level const kNeon;
 #endif
 
-// A level by its name, null where this processor does not run it; for a null name the best that it runs.
+// A level by its name, null where this processor does not run it; for a null name the best that it runs in fp32.
 Level const* level(char const* name);
+
+// The best that it runs where products may be rounded to bf16.
+Level const& levelInBf16();
 
 } // namespace adtp

@@ -1,4 +1,4 @@
-// The kernel, for any vector type. Each processor's file defines `Vector` and `kSums` before it includes this.
+// The kernel, for any vector type. Each processor's file defines what tiles.inl says before it includes this.
 //
 // Queries lie in the lanes of vectors, keys and columns of values are walked. So neither queries, keys nor values are
 // copied, but for one transposed block of queries, and no step of the softmax crosses lanes. Blocks of keys are taken
@@ -8,7 +8,7 @@
 // Everything is in an unnamed namespace, and nothing of the standard library is called: a function that the linker may
 // share between files must not be compiled for one kind of processor.
 
-#include "attention.h"
+#include "tiles.inl"
 #include "types.h"
 
 namespace adtp
@@ -16,10 +16,11 @@ namespace adtp
 namespace
 {
 
-constexpr int32_t kLanes = Vector::kLanes;
-constexpr int32_t kVectors = 3; // of queries in a block
-constexpr int64_t kBlockKeys = 128; // taken at once, unless somebody asks what keys received
-constexpr float kLowest = -3.40282347e38F;
+// Products of fp32.
+struct Single
+{
+    static Vector add(Vector x, Vector y, Vector sums) { return Vector::multiplyAdd(x, y, sums); }
+};
 
 // 2 to the power of x, for x <= 0. With fused multiply-adds it is off by at most 0.94 units in the last place, without by
 // 1.21, as measured on every 13th number down to -100. From -125 down it is 0: what is hidden would make sums subnormal, which costs
@@ -39,26 +40,10 @@ inline Vector powerOf2(Vector x)
     return Vector::timesPowerOf2(power, whole) - Vector::of(0x1p-125F);
 }
 
-// A call of the template for as many keys, or rows, as are left: 1 to Most.
-template <int32_t Most, typename Call>
-inline void dispatch(int64_t left, Call const& call)
-{
-    if constexpr (Most > 1)
-    {
-        if (left < Most)
-        {
-            return dispatch<Most - 1>(left, call);
-        }
-    }
-    call.template run<Most>();
-}
-
 } // namespace
 } // namespace adtp
 
-#include "scores.inl"
 #include "distances.inl"
-#include "values.inl"
 
 namespace adtp
 {
@@ -185,7 +170,7 @@ public:
 
 private:
     static constexpr int32_t kWidth = Vectors * kLanes;
-    static constexpr int32_t kTile = kSums / Vectors < 12 ? kSums / Vectors : 12; // keys; 12 sums hide an addition's latency
+    static constexpr int32_t kTile = kTileKeys<Vectors>;
 
     // Weights of some keys below the highest score so far; total gets their sums.
     void weigh(int64_t first, int64_t keys, Vector (&total)[Vectors]) const
@@ -235,7 +220,7 @@ private:
             {
                 startScores<Vectors>(mBlock, mLanes, key, left, scores + j * kWidth);
             }
-            Scores<Vectors> const part{
+            Scores<Vectors, Single> const part{
                 mQueries, k.data + j * k.stride, k.stride, mBlock.headSize, scores + j * kWidth, mPeak, started};
             dispatch<kTile>(left, part);
         }
@@ -248,7 +233,7 @@ private:
         {
             int64_t const left = keys - step < mStep ? keys - step : mStep;
             Rows const v = rowsOf(mBlock, mBlock.v, mBlock.keyStride, first + step, left, mWide);
-            Mix part{};
+            Mix<Single> part{};
             part.weights = mWeights + step * kWidth;
             part.pitch = kWidth;
             part.v = v.data;

@@ -58,6 +58,7 @@ typedef Function<85, Status*, KernelInfo const*, char const*, float*> KernelInfo
 typedef Function<86, Status*, KernelInfo const*, char const*, int64_t*> KernelInfoGetInt64;
 typedef Function<90, Status*, KernelContext const*, size_t, Value const**> GetInput;
 typedef Function<91, Status*, KernelContext*, size_t, int64_t const*, size_t, Value**> GetOutput;
+typedef Function<93, void, Status*> ReleaseStatus;
 typedef Function<99, void, ShapeInfo*> ReleaseShapeInfo;
 typedef Function<274, Status*, KernelContext const*, void (*)(void*, size_t), size_t, size_t, void*> ParallelFor;
 

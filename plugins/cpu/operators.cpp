@@ -75,6 +75,7 @@ struct Kernel
     int64_t keyHeads;
     int64_t back;
     int64_t ahead;
+    int64_t inBf16; // whether products may be computed in it
     float scale;
 
     ort::Status* compute(ort::KernelContext* context) const;
@@ -133,10 +134,11 @@ Call callOf(Kernel const& kernel, Input const (&in)[kMostInputs])
     return call;
 }
 
-ort::Status* attend(ort::Api const& api, ort::KernelContext const* context, Call const& call)
+ort::Status* attend(ort::Api const& api, ort::KernelContext const* context, Call const& call, bool inBf16)
 {
-    static Level const& best = *level(nullptr); // once: in a virtual machine, CPUID takes some 20 us
-    Ragged const ragged(call, best);
+    static Level const& exact = *level(nullptr); // once: in a virtual machine, CPUID takes some 20 us
+    static Level const& rounded = levelInBf16();
+    Ragged const ragged(call, inBf16 ? rounded : exact);
     Work work{ragged};
     work.failed = !ragged.ready();
     if (ragged.pieces() == 1)
@@ -202,7 +204,7 @@ ort::Status* Kernel::compute(ort::KernelContext* context) const
         status = output(api, context, 1, &call.keys, 1, &received);
     }
     call.received = static_cast<float*>(received);
-    return status ? status : attend(api, context, call);
+    return status ? status : attend(api, context, call, inBf16 != 0);
 }
 
 ort::Status* readReach(ort::Api const& api, ort::KernelInfo const* info, Kernel& made)
@@ -212,13 +214,25 @@ ort::Status* readReach(ort::Api const& api, ort::KernelInfo const* info, Kernel&
     return status ? status : api.call<ort::KernelInfoGetInt64>(info, "window_ahead", &made.ahead);
 }
 
+// Files of earlier versions do not have it, nor have those in fp32.
+void readPrecision(ort::Api const& api, ort::KernelInfo const* info, Kernel& made)
+{
+    ort::Status* const missing = api.call<ort::KernelInfoGetInt64>(info, "bf16_products", &made.inBf16);
+    if (missing)
+    {
+        made.inBf16 = 0;
+        api.call<ort::ReleaseStatus>(missing);
+    }
+}
+
 ort::Status* makeKernel(ort::Operator const* it, void const* table, ort::KernelInfo const* info, void** kernel)
 {
     By const by = attention(it).form.by;
     ort::Api const api(table);
-    Kernel made{api, attention(it).form, attention(it).type.type, 0, 0, -1, -1, 0};
+    Kernel made{api, attention(it).form, attention(it).type.type, 0, 0, -1, -1, 0, 0};
     ort::Status* status = api.call<ort::KernelInfoGetInt64>(info, "num_heads", &made.numHeads);
     made.keyHeads = made.numHeads;
+    readPrecision(api, info, made);
     if (!status)
     {
         status = api.call<ort::KernelInfoGetFloat>(info, "scale", &made.scale);
@@ -310,7 +324,7 @@ ADTP_EXPORT ort::Status* ADTP_ORT_CALL RegisterCustomOps(ort::SessionOptions* op
                   : adtp::refuse(api, adtp::kWho, "no domain of operators");
 }
 
-// The same without ONNX Runtime, on one thread. level: "avx512", "avx2", "neon" or "portable"; null for the best.
+// The same without ONNX Runtime, on one thread. level: "avx512_bf16", "avx512", "avx2", "neon" or "portable"; null for the best in fp32.
 // Return 0; 1 where this processor does not run the level; 2 where memory is short; 3 where ONNX Runtime would get an error.
 ADTP_EXPORT int32_t adtp_attend(adtp::Call const* call, char const* level)
 {

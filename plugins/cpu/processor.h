@@ -114,6 +114,12 @@ inline bool hasAvx512Bf16()
     return hasAvx512Vnni() && Features(kOfAvx512).eax1 >> 5 & 1;
 }
 
+// Attention in bf16 takes vreduceps, too.
+inline bool hasAvx512DqBf16()
+{
+    return hasAvx512Bf16() && Features(kOfAvx512).ebx >> 17 & 1;
+}
+
 #ifdef __linux__
 // Tiles, with products in bf16 and INT8. Linux keeps them for a process that has asked, once, for all its threads.
 inline bool hasAmx()

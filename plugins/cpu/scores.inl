@@ -1,4 +1,4 @@
-// The first product of attention: queries times keys. Part of attention.inl.
+// The first product of attention: queries times keys. Part of tiles.inl.
 
 namespace adtp
 {
@@ -60,6 +60,10 @@ inline void startScores(Block const& block, Lanes const& lanes, int64_t first, i
 }
 
 template <int32_t Vectors>
+constexpr int32_t kTileKeys = kSums / Vectors < 12 ? kSums / Vectors : 12; // 12 sums hide an addition's latency
+
+// Products: how two vectors are multiplied and added to sums. Where it takes pairs of numbers, `headSize` counts these.
+template <int32_t Vectors, typename Products>
 struct Scores
 {
     float const* queries;
@@ -101,7 +105,7 @@ struct Scores
                 Vector const key = Vector::of(k[j * stride + d]);
                 for (int32_t i = 0; i < Vectors; ++i)
                 {
-                    sums[j][i] = Vector::multiplyAdd(key, query[i], sums[j][i]);
+                    sums[j][i] = Products::add(key, query[i], sums[j][i]);
                 }
             }
         }

@@ -1,4 +1,4 @@
-// The second product of attention: weights times values. Part of attention.inl.
+// The second product of attention: weights times values. Part of tiles.inl.
 
 namespace adtp
 {
@@ -7,7 +7,9 @@ namespace
 
 constexpr int32_t kRows = kSums / 2; // queries of a tile, which has two vectors of columns
 
-// out[row] = (out[row] * before[row] + sum over keys of weights[key][row] * v[key]) * after[row], for some columns.
+// out[row] = (out[row] * before[row] + sum over keys of weights[key][row] * v[key]) * after[row], for some columns. Products: as of scores;
+// where it takes pairs, `keys` counts these.
+template <typename Products>
 struct Mix
 {
     float const* weights; // of the first of these rows; keys lie `pitch` apart
@@ -44,7 +46,7 @@ struct Mix
                 Vector const weight = Vector::of(weights[j * pitch + r]);
                 for (int32_t c = 0; c < Vectors; ++c)
                 {
-                    sums[r][c] = Vector::multiplyAdd(weight, value[c], sums[r][c]);
+                    sums[r][c] = Products::add(weight, value[c], sums[r][c]);
                 }
             }
         }
@@ -66,22 +68,23 @@ struct Mix
     }
 };
 
-template <int32_t Vectors>
+template <typename Products, int32_t Vectors>
 struct MixRows
 {
-    Mix const& mix;
+    Mix<Products> const& mix;
 
     template <int32_t Rows>
     void run() const
     {
-        mix.tile<Rows, Vectors>();
+        mix.template tile<Rows, Vectors>();
     }
 };
 
 // The weights of some keys times their values, into `out`: `queries` rows of `headSize` columns.
-inline void mix(Mix part, int32_t queries, int32_t headSize)
+template <typename Products>
+inline void mix(Mix<Products> part, int32_t queries, int32_t headSize)
 {
-    Mix const whole = part;
+    Mix<Products> const whole = part;
     int32_t const tiles = (queries + kRows - 1) / kRows;
     for (int32_t column = 0; column < headSize;)
     {
@@ -95,7 +98,7 @@ inline void mix(Mix part, int32_t queries, int32_t headSize)
             part.out = whole.out + row * whole.stride + column;
             part.before = whole.before ? whole.before + row : nullptr;
             part.after = whole.after + row;
-            two ? dispatch<kRows>(rows, MixRows<2>{part}) : dispatch<kRows>(rows, MixRows<1>{part});
+            two ? dispatch<kRows>(rows, MixRows<Products, 2>{part}) : dispatch<kRows>(rows, MixRows<Products, 1>{part});
             row += rows;
         }
         column += two ? 2 * kLanes : kLanes;

@@ -94,6 +94,7 @@ struct Random
     std::vector<int32_t> keyBounds{0}, keyPositions;
     std::vector<int32_t> buckets;
     bool asksReceived;
+    bool inBf16{false}; // whether the level rounds what it multiplies to bf16
 
     Random()
     {
@@ -162,6 +163,7 @@ struct Random
 
     Answer run(char const* level)
     {
+        inBf16 = std::strcmp(level, "avx512_bf16") == 0 && call.type == Type::kFloat && !asksReceived && !call.numBuckets;
         int64_t const size = call.tokens * call.numHeads * call.headSize;
         Answer answer{Numbers(call.type, size), std::vector<float>(static_cast<size_t>(call.keys), NAN), 0};
         for (int64_t i = 0; i < size; ++i)
@@ -223,6 +225,15 @@ private:
         return (call.back < 0 || distance >= -call.back) && (call.ahead < 0 || distance <= call.ahead);
     }
 
+    double rounded(double x) const { return inBf16 ? adtp::fromBfloat(adtp::toBfloat(static_cast<float>(x))) : x; }
+
+    // What a query is multiplied by; in bf16 it is rounded as an exponent of 2.
+    double scaled(double query) const
+    {
+        float const scale = call.scale * adtp::kLog2E;
+        return inBf16 ? rounded(static_cast<float>(query) * scale) * std::log(2.0) : query * double{call.scale};
+    }
+
     static double ratio(double error, double allowed) { return std::isfinite(error) ? std::abs(error) / allowed : HUGE_VAL; }
 
     double errorOf(Answer const& answer, int64_t b, int64_t head, int32_t query, std::vector<double>& received,
@@ -242,8 +253,9 @@ private:
             double size = std::abs(score);
             for (int64_t d = 0; d < call.headSize; ++d)
             {
-                score += q[own + d] * k[row(key) + d] * double{call.scale};
-                size += std::abs(q[own + d] * k[row(key) + d] * double{call.scale});
+                double const product = scaled(q[own + d]) * rounded(k[row(key) + d]);
+                score += product;
+                size += std::abs(product);
             }
             for (int64_t d = 0; call.numBuckets && d < call.headSize; ++d)
             {
@@ -267,14 +279,16 @@ private:
         }
         double const count = static_cast<double>(weights.size());
         int64_t const sums = call.numBuckets ? 2 : 1; // one may begin with the other
-        double const change = std::expm1(2 * static_cast<double>(sums * call.headSize + 8) * w * reach) + (count + 4) * w;
+        double const weight = inBf16 ? std::ldexp(1.0, -8) + std::ldexp(1.0, -16) : 0.0; // one rounding, and powers of 2 to 2^-18
+        double const change
+            = std::expm1(2 * static_cast<double>(sums * call.headSize + 8) * w * reach) + (count + 4) * w + weight;
         double worst = 0;
         for (int64_t d = 0; d < call.headSize; ++d)
         {
             double exact = 0, absolute = 0, largest = 0;
             for (size_t i = 0; i < weights.size(); ++i)
             {
-                double const value = v[row(keyBounds[b] + static_cast<int64_t>(i)) + d];
+                double const value = rounded(v[row(keyBounds[b] + static_cast<int64_t>(i)) + d]);
                 exact += weights[i] / total * value;
                 absolute += weights[i] / total * std::abs(value);
                 largest = std::max(largest, std::abs(value));
@@ -351,7 +365,7 @@ int main(int argc, char** argv)
 {
     int const calls = argc > 1 ? std::atoi(argv[1]) : 100;
     int failures = 0;
-    for (char const* const level : {"avx512", "avx2", "neon", "portable"})
+    for (char const* const level : {"avx512_bf16", "avx512", "avx2", "neon", "portable"})
     {
         if (!adtp::level(level))
         {

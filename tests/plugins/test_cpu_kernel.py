@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from testbed import ROOT
 
-from adtp_export.contract import DOMAIN, KV_HEADS, NUM_HEADS, SCALE, WINDOW, WINDOW_AHEAD, WINDOW_BACK
+from adtp_export.contract import (
+    BF16_PRODUCTS,
+    DOMAIN,
+    KV_HEADS,
+    NUM_HEADS,
+    SCALE,
+    WINDOW,
+    WINDOW_AHEAD,
+    WINDOW_BACK,
+)
 from adtp_export.ops.onnx_function import portable_functions
 
 sys.path.insert(0, str(ROOT / "tests" / "ops"))
@@ -116,7 +125,7 @@ def test_names_are_those_of_the_contract():
     source = (SOURCES / "operators.cpp").read_text(encoding="utf-8")
     names = [function.name for function in portable_functions()]
     assert re.findall(r'\{"(\w+)", By::', source) == names
-    settings = [KV_HEADS, WINDOW_BACK, WINDOW_AHEAD, NUM_HEADS, SCALE, WINDOW]
+    settings = [KV_HEADS, WINDOW_BACK, WINDOW_AHEAD, BF16_PRODUCTS, NUM_HEADS, SCALE, WINDOW]
     assert re.findall(r'<ort::KernelInfoGet\w+>\(info, "(\w+)"', source) == settings
     assert re.findall(r'<ort::CreateCustomOpDomain>\("(\w+)"', source) == [DOMAIN]
 

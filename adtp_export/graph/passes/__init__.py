@@ -11,6 +11,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnus
 
 from ...ops import onnx_fixed, onnx_function, onnx_linear
 from .add_kept_site import AddKeptSite
+from .allow_bf16_attention import AllowBf16Attention
 from .collapse_reshapes import CollapseReshapes
 from .convert_precision import ConvertPrecision
 from .drop_unused_received import DropUnusedReceived
@@ -57,7 +58,7 @@ MEASURED: Passes = (ExposeSettings(),)
 
 def linear(int8: Mapping[str, Int8Weight] | None = None) -> Passes:
     """Those of products in lower precision; int8: as of `LowerLinear`."""
-    return (LowerLinear(int8), FuseAddNorm(), ShipBodies(onnx_linear.linear_functions))
+    return (LowerLinear(int8), FuseAddNorm(), AllowBf16Attention(), ShipBodies(onnx_linear.linear_functions))
 
 
 def run_passes(model: ir.Model, passes: Passes) -> None:
