@@ -6,13 +6,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from conftest import ROOT
 from cpu_operators import attend, feed, kinds_that_ran, model_of, session
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 from test_cpu_forms import CUT, FORMS, TEXTS, make
 from test_cpu_kernel import AROUND_BLOCKS, AROUND_TILES, LENGTHS, bounds, make_inputs
+from testbed import ROOT
 
 from adtp_export.contract import ATTENTION, ATTENTION_RECEIVED, BF16_PRODUCTS, DOMAIN, NUM_HEADS, SCALE
 from adtp_export.environment import cpu
