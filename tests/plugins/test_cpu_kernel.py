@@ -145,7 +145,7 @@ def test_avx512_emulated(operators_library, tmp_path):
     emulated = ["-I", ROOT / "tests" / "plugins" / "emulated"]
     (tmp_path / "level.cpp").write_text(
         '#include "attention.h"\n#include "linear_operators.h"\n'
-        "namespace adtp { Level const* level(char const*) { return &kAvx512; } }\n"
+        "namespace adtp { Level const* level(char const*) { return &kAvx512; } Level const& levelInBf16() { return kAvx512; } }\n"
         "ort::Status* adtp::addLinearOperators(ort::Api const&, ort::Domain*) { return nullptr; }"
     )
     library = tmp_path / "emulated.so"
