@@ -17,16 +17,12 @@ from adtp_export.errors import MissingDependencyError
 
 LEVELS = ("neon", "portable") if platform.machine().lower() in ("aarch64", "arm64") else ("avx512", "avx2", "portable")
 
-_AVX512 = (
-    "-mavx512f",
-    "-mavx512bw",
-    "-Wno-maybe-uninitialized",
-    "-Wno-uninitialized",
-)  # GCC 12 warns in its own header
+_AVX512F = ("-mavx512f", "-Wno-maybe-uninitialized", "-Wno-uninitialized")  # GCC 12 warns in its own header
+_AVX512 = (*_AVX512F, "-mavx512bw")
 _BF16 = (*_AVX512, "-mavx512vnni", "-mavx512bf16")
 COMPILED_FOR = {
     "avx2": ("-mavx2", "-mfma"),
-    "avx512": ("-mavx512f", "-Wno-maybe-uninitialized"),
+    "avx512": _AVX512F,
     "avx512_bf16": (*_AVX512, "-mavx512dq", "-mavx512bf16"),
     "linear_avx2": ("-mavx2", "-mfma"),
     "linear_avx2_vnni": ("-mavx2", "-mfma", "-mavxvnni"),

@@ -146,7 +146,8 @@ def test_avx512_emulated(operators_library, tmp_path):
     (tmp_path / "level.cpp").write_text(
         '#include "attention.h"\n#include "linear_operators.h"\n'
         "namespace adtp { Level const* level(char const*) { return &kAvx512; } Level const& levelInBf16() { return kAvx512; } }\n"
-        "ort::Status* adtp::addLinearOperators(ort::Api const&, ort::Domain*) { return nullptr; }"
+        "ort::Status* adtp::addLinearOperators(ort::Api const&, ort::Domain*) { return nullptr; }\n"
+        "ort::Status* adtp::addChainOperators(ort::Api const&, ort::Domain*) { return nullptr; }"
     )
     library = tmp_path / "emulated.so"
     command = ["c++", *flags, *emulated, "-I", SOURCES, *(SOURCES / f for f in files), tmp_path / "level.cpp"]
