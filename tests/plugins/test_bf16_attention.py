@@ -94,7 +94,8 @@ def test_grouped_queries_are_those_of_repeated_keys(kernel, reach):
     repeated, _ = kernel(q, k, v, cu_seqlens, heads, scale, key_heads=heads, **form)
     np.testing.assert_array_equal(grouped, repeated)
     exact, _ = kernel(q, k, v, cu_seqlens, heads, scale, key_heads=heads, level=EXACT, **form)
-    assert 1e-4 < np.linalg.norm(grouped - exact) / np.linalg.norm(exact) < 1e-2
+    rounding = 2.0**-8  # of bf16; queries, keys, weights and values are rounded
+    assert rounding / 64 < np.linalg.norm(grouped - exact) / np.linalg.norm(exact) < 4 * rounding
 
 
 def test_scores_far_from_zero(kernel):
