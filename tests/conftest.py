@@ -47,7 +47,8 @@ def pytest_configure(config):
     """
     gc.set_threshold(*GARBAGE)
     worker = getattr(config, "workerinput", None)
-    if worker or not config.getoption("numprocesses", None):
+    counts_lines = config.pluginmanager.hasplugin("_cov")  # of imports here alone: workers begin later
+    if worker or counts_lines or not config.getoption("numprocesses", None):
         pytest.register_assert_rewrite(*PLUGINS)
         for plugin in PLUGINS:
             config.pluginmanager.import_plugin(plugin)

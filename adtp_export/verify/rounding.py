@@ -56,7 +56,7 @@ after the other, and 3 eps in PyTorch's blocks. The rest is room for functions s
 
 TYPED_MULTIPLE = 3.0
 """M in lower precisions, where weights and states are rounded alike in PyTorch and in a target, and only the order
-of sums differs."""
+of sums differs. Where attention operators may round to bf16, it covers that, too."""
 
 
 def multiple_of(precision: str) -> float:
