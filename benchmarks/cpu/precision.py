@@ -70,37 +70,33 @@ def speed(shape: str, seconds: float) -> dict[str, Any]:
         if unpruned:
             contenders = [one for one in contenders if one.name == "fp32" or one.engine == WITH_PLUGIN]
         full = LAYERS if unpruned else FULL
-        contenders += dense_peers(sizes.deep(full), folder)
+        contenders += dense_in_lower_precision(sizes.deep(full), folder)
         for row in beside_the_first(contenders, sizes, UNPRUNED_GRID if unpruned else GRID, seconds):
             results.append({"precision": row.pop("contender"), **row})
     return {"layers": {"ours": LAYERS, "dense": full}, "results": results, **told(**{"llama.cpp": llamacpp.VERSION})}
 
 
-def dense_peers(sizes: Architecture, folder: Path) -> list[Contender]:
+def dense_in_lower_precision(sizes: Architecture, folder: Path) -> list[Contender]:
     """Write a dense BERT with random weights; return it in the lower precisions of other runtimes.
 
     Raises:
         MissingDependencyError: a runtime is not installed.
     """
-    from adtp_export.benchmarking.contenders import dense_bert, padded_dense
+    from adtp_export.benchmarking.contenders import dense_baselines, dense_bert
     from adtp_export.benchmarking.peers import choose_peers
-    from adtp_export.benchmarking.processes import Contender
     from adtp_export.runtimes import openvino
 
     choose_peers(["ctranslate2-int8", "openvino", "llamacpp-bf16"], forced=True)
-    depth, weights, graph = sizes.shape.layers, folder / "dense", folder / "dense.onnx"
+    weights = folder / "dense"
     dense_bert(sizes).save_pretrained(weights)
-    program = padded_dense(sizes).graph(depth)
-    program.optimize()
-    program.save(graph)
-    found = [("CTranslate2 dense int8", weights, "ctranslate2", "int8")]
+    (padded,) = dense_baselines(sizes, folder, depths=[sizes.shape.layers], plain=True)
+    unpadded = replace(padded, path=weights, padded=False)
+    found = [replace(unpadded, name="CTranslate2 dense int8", engine="ctranslate2", precision="int8")]
     if openvino.has_bf16():
-        found.append(("OpenVINO dense bf16", graph, "openvino", "bf16"))
-    found += [(f"llama.cpp dense {precision}", weights, "llamacpp", precision) for precision in ("bf16", "q8_0")]
-    return [
-        Contender(name=name, path=path, layers=depth, padded=engine == "openvino", engine=engine, precision=precision)
-        for name, path, engine, precision in found
-    ]
+        found.append(replace(padded, name="OpenVINO dense bf16", engine="openvino", precision="bf16"))
+    for precision in ("bf16", "q8_0"):
+        found.append(replace(unpadded, name=f"llama.cpp dense {precision}", engine="llamacpp", precision=precision))
+    return found
 
 
 def write_files(sizes: Architecture, retention: float, folder: Path) -> dict[str, Path]:

@@ -263,19 +263,7 @@ private:
 
 void attend(Block const& block)
 {
-    static_assert(kVectors == 3, "one call for each number of vectors");
-    if (block.queries > 2 * kLanes)
-    {
-        Attention<3>(block).run();
-    }
-    else if (block.queries > kLanes)
-    {
-        Attention<2>(block).run();
-    }
-    else
-    {
-        Attention<1>(block).run();
-    }
+    runFor<Attention>(block);
 }
 
 size_t scratch(Type type, int64_t keys, int32_t headSize, bool received, int64_t columns)

@@ -2,7 +2,7 @@
 // and multiplied in pairs, at twice fp32's rate. Sums and the softmax are fp32.
 //
 // A lane holds a pair: in scores of neighbouring columns, in values of neighbouring keys. So each block of queries lays a block of keys,
-// and then one of values, out in pairs, which takes an eighth of its time.
+// and then one of values, out in pairs, which takes a seventh of its time.
 #include "avx512.inl"
 
 #include "tiles.inl"
@@ -282,23 +282,8 @@ bool isForFp32(Type type, bool received, bool distances)
 
 void attend(Block const& block)
 {
-    static_assert(kVectors == 3, "one call for each number of vectors");
-    if (isForFp32(block.type, block.received != nullptr, block.distances.keys != nullptr))
-    {
-        kAvx512.attend(block);
-    }
-    else if (block.queries > 2 * kLanes)
-    {
-        Attention<3>(block).run();
-    }
-    else if (block.queries > kLanes)
-    {
-        Attention<2>(block).run();
-    }
-    else
-    {
-        Attention<1>(block).run();
-    }
+    bool const exact = isForFp32(block.type, block.received != nullptr, block.distances.keys != nullptr);
+    exact ? kAvx512.attend(block) : runFor<Attention>(block);
 }
 
 size_t scratch(Type type, int64_t keys, int32_t headSize, bool received, int64_t columns)

@@ -27,6 +27,25 @@ inline void dispatch(int64_t left, Call const& call)
     call.template run<Most>();
 }
 
+// Run a kernel with as many vectors as a block's queries take.
+template <template <int32_t> class Kernel>
+inline void runFor(Block const& block)
+{
+    static_assert(kVectors == 3, "one call for each number of vectors");
+    if (block.queries > 2 * kLanes)
+    {
+        Kernel<3>(block).run();
+    }
+    else if (block.queries > kLanes)
+    {
+        Kernel<2>(block).run();
+    }
+    else
+    {
+        Kernel<1>(block).run();
+    }
+}
+
 } // namespace
 } // namespace adtp
 
