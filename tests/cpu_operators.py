@@ -4,6 +4,7 @@ import ctypes
 import json
 import platform
 import shutil
+import subprocess
 from pathlib import Path
 
 import kept_builds
@@ -11,6 +12,7 @@ import onnx
 import pytest
 import torch
 from onnx import helper
+from testbed import ROOT
 
 from adtp_export.contract import DOMAIN, DOMAIN_VERSION
 from adtp_export.errors import MissingDependencyError
@@ -32,6 +34,29 @@ COMPILED_FOR = {
     "linear_amx": (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
 """Flags of the sources that are for one kind of processor, as CMakeLists.txt has them; the last one is for Linux alone."""
+
+
+EMULATED = ROOT / "tests" / "plugins" / "emulated"
+SOURCES = ROOT / "plugins" / "cpu"
+
+
+@pytest.fixture(scope="module")
+def lanewise_library(tmp_path_factory):
+    """Path of a library whose AVX512 intrinsics are computed lane by lane, so it runs on any processor; attention alone."""
+    folder = tmp_path_factory.mktemp("emulated")
+    (folder / "level.cpp").write_text(
+        '#include "attention.h"\n#include "linear_operators.h"\n#include <cstring>\n'
+        "adtp::Level const* adtp::level(char const* name)\n"
+        "{ return name && std::strcmp(name, kAvx512Bf16.name) == 0 ? &kAvx512Bf16 : &kAvx512; }\n"
+        "adtp::Level const& adtp::levelInBf16() { return kAvx512Bf16; }\n"
+        "ort::Status* adtp::addLinearOperators(ort::Api const&, ort::Domain*) { return nullptr; }\n"
+        "ort::Status* adtp::addChainOperators(ort::Api const&, ort::Domain*) { return nullptr; }\n"
+    )
+    files = ("operators.cpp", "ragged.cpp", "portable.cpp", "neon.cpp", "avx512.cpp", "avx512_bf16.cpp")
+    flags = ("-std=c++17", "-O1", "-fPIC", "-shared", "-DADTP_X86", '-DADTP_SOURCES=""', "-I", EMULATED, "-I", SOURCES)
+    library = folder / "emulated.so"
+    subprocess.run(["c++", *flags, *(SOURCES / f for f in files), folder / "level.cpp", "-o", library], check=True)
+    return library
 
 
 @pytest.fixture(scope="session")

@@ -7,16 +7,28 @@
 
 #include "tiles.inl"
 
+#include <cstring>
+
 namespace adtp
 {
 namespace
 {
 
+// The same bits as another type of vector. Not every compiler casts these.
+template <typename To, typename From>
+inline To as(From const& from)
+{
+    static_assert(sizeof(To) == sizeof(From), "of one size");
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
 struct Pairs
 {
     static Vector add(Vector x, Vector y, Vector sums)
     {
-        return {_mm512_dpbf16_ps(sums.value, (__m512bh)x.value, (__m512bh)y.value)};
+        return {_mm512_dpbf16_ps(sums.value, as<__m512bh>(x.value), as<__m512bh>(y.value))};
     }
 };
 
@@ -27,13 +39,13 @@ constexpr uint16_t kInTurns[kColumns]
 // Pairs of neighbours: those of x, then those of y.
 inline Vector neighbours(Vector x, Vector y)
 {
-    return {(__m512)_mm512_cvtne2ps_pbh(y.value, x.value)};
+    return {as<__m512>(_mm512_cvtne2ps_pbh(y.value, x.value))};
 }
 
 // Pairs of a number of x and the one of y in the same lane.
 inline Vector pairs(Vector x, Vector y)
 {
-    return {(__m512)_mm512_permutexvar_epi16(_mm512_loadu_si512(kInTurns), (__m512i)neighbours(x, y).value)};
+    return {as<__m512>(_mm512_permutexvar_epi16(_mm512_loadu_si512(kInTurns), as<__m512i>(neighbours(x, y).value)))};
 }
 
 // 16 columns of a row, with zeros behind the last. Whole: there are so many, which need not be counted.

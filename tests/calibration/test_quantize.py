@@ -20,7 +20,7 @@ from adtp_export.calibration.collect import RANDOM_ROWS, RANDOM_TOKENS, collect,
 from adtp_export.calibration.plan import BEHIND_NORMS, _largest, _smooth, make_quantization_plan, products
 from adtp_export.calibration.quantize import stored_weight, write_quantized
 from adtp_export.calibration.simulate import Cost, sensitivity, simulate
-from adtp_export.contract import QKV
+from adtp_export.contract import ATTENTION, BF16_PRODUCTS, QKV
 from adtp_export.contract import product as name_of
 from adtp_export.errors import InputError, VerificationError
 from adtp_export.graph import program
@@ -335,6 +335,18 @@ def test_excluded_products_stay(student, seen, source, tmp_path):
     constants = ir.load(tmp_path / "model.onnx").graph.initializers
     assert constants["layers.0.attention.qkv.weight"].dtype == ir.DataType.FLOAT
     assert "layers.1.attention.qkv.weight/stored" in constants
+
+
+@pytest.mark.parametrize(("excluded", "rounding"), [("layers.0.*", "12"), ("layers.0.ffn.*", "012")])
+def test_attention_rounds_where_its_product_does(tmp_path, excluded, rounding):
+    student = make_student([])
+    program.save(known_graph(student, {"version": "test", "precision": "fp32"}), tmp_path / "model.onnx")
+    recipe = dataclasses.replace(BUILT_IN["linear.int8"], exclude=(excluded,))
+    write_quantized(tmp_path / "model.onnx", tmp_path / "linear.onnx", make_quantization_plan(recipe, student, {}))
+    attention = [node for node in ir.load(tmp_path / "linear.onnx").graph if node.op_type.startswith(ATTENTION)]
+    found = {node.name.split(".")[1] for node in attention if node.attributes.get_int(BF16_PRODUCTS, 0)}
+    assert len(attention) == 3
+    assert found == set(rounding)
 
 
 def test_the_costliest_product_comes_first(batches):

@@ -1,8 +1,6 @@
 """The CPU kernel against the one reference, in each form that this processor runs; and in AVX512's, emulated."""
 
-import os
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -131,30 +129,11 @@ def test_names_are_those_of_the_contract():
 
 
 @pytest.mark.slow
-def test_avx512_emulated(operators_library, tmp_path):
+def test_avx512_emulated(lanewise_library):
     """The file for AVX512, its intrinsics computed lane by lane: its shuffles and masks are right on any processor."""
-    files = ("operators.cpp", "ragged.cpp", "portable.cpp", "neon.cpp", "avx512.cpp")
-    flags = [
-        "-std=c++17",
-        "-O1",
-        "-fPIC",
-        "-shared",
-        "-DADTP_X86",
-        '-DADTP_SOURCES=""',
-    ]
-    emulated = ["-I", ROOT / "tests" / "plugins" / "emulated"]
-    (tmp_path / "level.cpp").write_text(
-        '#include "attention.h"\n#include "linear_operators.h"\n'
-        "namespace adtp { Level const* level(char const*) { return &kAvx512; } Level const& levelInBf16() { return kAvx512; } }\n"
-        "ort::Status* adtp::addLinearOperators(ort::Api const&, ort::Domain*) { return nullptr; }\n"
-        "ort::Status* adtp::addChainOperators(ort::Api const&, ort::Domain*) { return nullptr; }"
-    )
-    library = tmp_path / "emulated.so"
-    command = ["c++", *flags, *emulated, "-I", SOURCES, *(SOURCES / f for f in files), tmp_path / "level.cpp"]
-    subprocess.run([*command, "-o", library], check=True, env=os.environ)
     for lengths in (*AROUND_TILES, *AROUND_BLOCKS):
         for head_size in (5, 16, 24, 32, 64):
             check(
-                lambda *inputs, **options: attend(library, *inputs, level="avx512", **options),
+                lambda *inputs, **options: attend(lanewise_library, *inputs, level="avx512", **options),
                 make_inputs(lengths, heads=2, head_size=head_size),
             )
