@@ -3,8 +3,16 @@
 import json
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+import torch
+from onnxruntime import InferenceSession
 
+from adtp_export.benchmarking.contenders import Architecture
+from adtp_export.benchmarking.sweep import settings
+from adtp_export.model.flops import Shape
+from adtp_export.training.objectives.tokens import TaggedExamples
+from benchmarks.pruning import equal_data as data
 from benchmarks.pruning import equal_runs as runs
 from benchmarks.pruning import equal_time
 from benchmarks.pruning.equal_runs import Run
@@ -71,6 +79,47 @@ def test_long_texts_come_first_and_recorded_runs_are_not_run_again():
     assert [run.seed for run in long] == sorted(run.seed for run in long)
     assert sum((run.arm, run.at) == ("layers", 6) for run in long) == 1
     assert runs.left(queue, [row(run, "01") for run in queue[:3]], {}) == queue[3:]
+
+
+def test_of_tags_each_word_is_an_answer():
+    """A word answers by its first piece, and words of equal sentences are in one group."""
+    examples = TaggedExamples(
+        encoded=[],
+        labels=[[-100, 1, -100, 2, -100], [-100, 0, -100], [-100, 1, -100, 2, -100]],
+        pad_id=0,
+        inputs=(),
+        names="xyz",
+    )
+    texts = [["Ada", "sleeps"], ["No"], ["ada", "sleeps"]]
+    labels, (ada, sleeps, no, *again) = data.labelled(texts, examples)
+    assert labels == [1, 2, 0, 1, 2]
+    assert ada == sleeps == again[0] == again[1] != no
+    answers = [torch.eye(3)[[0, 1, 0, 0, 0]], torch.eye(3)[[1, 0, 1]], torch.eye(3)[[0, 2, 1, 1, 0]]]
+    assert data.answered(answers, examples) == [1, 0, 0, 2, 1]
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("int8", marks=pytest.mark.slow)])
+def test_untrained_taggers_answer_for_each_token(tmp_path, precision):
+    """They are timed. Tokens that were dropped have answers, too, and the share that stays is set from outside."""
+    small = Architecture(Shape(hidden=32, intermediate=64, heads=2, layers=6))
+    made = equal_time.contenders(small, equal_time.Timing("ewt-pos", 32, precision), tmp_path)
+    assert set(made) == {*((n, False) for n in (6, 4, 3, 2)), (6, True), (4, True)}
+    ids = np.arange(20).reshape(2, 10)
+    feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    for (_, cuts), contender in made.items():
+        assert contender.sites == (("2.attention",) if cuts else ())
+        session = InferenceSession(contender.path, providers=["CPUExecutionProvider"])
+        kept = [{**feed, **settings(contender.sites, permille)} for permille in (300, 1000)]
+        few, all_tokens = (session.run(["logits"], inputs)[0] for inputs in kept)
+        assert few.shape[:2] == ids.shape
+        assert (few != all_tokens).any() == cuts
+
+
+def test_a_student_that_cannot_be_as_fast_is_told_from_one_that_was_not_run(folder):
+    row = table(batch=1)
+    (folder / "equal-time-table.jsonl").write_text(json.dumps(row) + "\n")
+    said = next(line for line in render.scored(folder).splitlines() if line.startswith("| P2 |"))
+    assert "| not run | no share of tokens is so fast |" in said
 
 
 def test_an_arm_without_hope_is_not_repeated():

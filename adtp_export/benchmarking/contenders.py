@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..contract import PRECOMPUTED_MODEL
+from ..contract import HEAD_SEQUENCE, PRECOMPUTED_MODEL
 from ..errors import InputError, did_you_mean, quoted
 from ..model.flops import Shape
 from .processes import STUDENT, Contender
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
-    from ..model import PrunedEncoderForSequenceClassification
+    from ..model.encoder import PrunedEncoder
     from .layer_cloning import Layered
 
     ModelT = TypeVar("ModelT", bound=torch.nn.Module)
@@ -111,7 +111,7 @@ def named_shape(name: str, layers: int | None) -> Shape:
 
 def scheduled_student(
     architecture: Architecture, sites: Sequence[str], retention: float, folder: Path
-) -> tuple[Contender, PrunedEncoderForSequenceClassification]:
+) -> tuple[Contender, PrunedEncoder]:
     """Export a student with random weights that keeps the share `retention` at its first site, all at later ones.
 
     Raises:
@@ -225,8 +225,8 @@ def padded_dense(architecture: Architecture) -> Layered:
 
 
 def random_encoder(
-    architecture: Architecture, pruning: Mapping[str, Any] | None = None
-) -> PrunedEncoderForSequenceClassification:
+    architecture: Architecture, pruning: Mapping[str, Any] | None = None, head: str = HEAD_SEQUENCE
+) -> PrunedEncoder:
     """Return a BERT with random weights that drops tokens as `pruning` says, in eval mode; None: it drops none.
 
     Raises:
@@ -234,11 +234,13 @@ def random_encoder(
     """
     import torch
 
-    from ..model import PrunedEncoderConfig, PrunedEncoderForSequenceClassification
+    from ..model import PrunedEncoderConfig
+    from ..model.heads import head_class
 
     torch.manual_seed(0)
-    config = PrunedEncoderConfig(backbone={"model_type": "bert", **architecture.fields}, pruning=pruning)
-    return _with_biases(PrunedEncoderForSequenceClassification(config)).eval()
+    config = PrunedEncoderConfig(backbone={"model_type": "bert", **architecture.fields}, pruning=pruning, head=head)
+    student: PrunedEncoder = _with_biases(head_class(head)(config)).eval()
+    return student
 
 
 def dense_bert(architecture: Architecture) -> BertForSequenceClassification:

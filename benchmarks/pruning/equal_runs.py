@@ -20,7 +20,7 @@ import functools
 import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,6 @@ import numpy as np
 import torch
 
 from adtp_export.benchmarking.paired import Difference, difference
-from adtp_export.data.overlaps import overlapping
 from adtp_export.model.flops import Shape
 from adtp_export.model.registry import fields
 from adtp_export.training.budget import flops_share
@@ -41,7 +40,8 @@ from adtp_export.training.task import Task, read_task
 from adtp_export.training.trainer import Audience, quiet, this_process
 from benchmarks.harness import records
 from benchmarks.harness.records import RECORDS, claim, read_lines
-from benchmarks.pruning.equal_time import BATCHES, FP32, FULL, MAX_TOKENS, SITE, SUFFIX, TABLE, retention_for
+from benchmarks.pruning.equal_data import AT, FULL, MAX_TOKENS, SITE, SIZES, SUFFIX, TAGGED, answered, labelled
+from benchmarks.pruning.equal_time import BATCHES, FP32, TABLE, retention_for
 from benchmarks.pruning.train import classes
 
 TRAINED, EXPORTED = RECORDS / "equal-time-trained.jsonl", RECORDS / "equal-time-exported.jsonl"
@@ -84,50 +84,13 @@ class Run(NamedTuple):
     def settings(self) -> dict[str, Any]:
         chosen: dict[str, Any] = {"method": ADTP if self.arm == BOTH else self.arm, "layers": self.depth}
         if self.arm != LAYERS:
-            chosen |= {"prune_sites": SITE, "retention": f"{self.retention:g}"}
+            chosen |= {"prune_sites": SITE[self.dataset], "retention": f"{self.retention:g}"}
         if self.arm in (ADTP, BOTH):
             chosen |= {"ratio": "static"}
         return {**SIZES[self.size][self.dataset].student, **chosen, "seed": self.seed}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """How a teacher and its students learn; how many of the rows of dev and test are read, from the first on."""
-
-    teacher: dict[str, Any]
-    student: dict[str, Any]
-    rows: dict[str, int] = field(default_factory=dict)
-
-
-SIZES = {
-    "plan": {
-        "20news": Data(
-            teacher={"train_rows": 4000, "teacher_epochs": 3, "teacher_learning_rate": 2e-4, "batch_size": 16},
-            student={"train_rows": 2000, "epochs": 3, "batch_size": 16, "learning_rate": 1e-4, "evaluations": 6},
-            rows={"dev": 300},
-        ),
-        "sst2": Data(
-            teacher={"train_rows": 20000, "teacher_epochs": 1, "teacher_learning_rate": 1e-4},
-            student={"train_rows": 8000, "epochs": 2, "learning_rate": 1e-4},
-        ),
-    },
-    "small": {
-        "20news": Data(
-            teacher={"train_rows": 1600, "teacher_epochs": 2, "teacher_learning_rate": 2e-4, "batch_size": 16},
-            student={"train_rows": 640, "epochs": 1, "batch_size": 8, "learning_rate": 1e-4, "evaluations": 2},
-            rows={"dev": 100, "test": 800},
-        ),
-        "sst2": Data(
-            teacher={"train_rows": 6000, "teacher_epochs": 1, "teacher_learning_rate": 1e-4},
-            student={"train_rows": 2000, "epochs": 1, "batch_size": 16, "learning_rate": 1e-4, "evaluations": 2},
-            rows={"dev": 300},
-        ),
-    },
-}
-"""The first is that of the plan."""
 PRECISION = {"mixed_precision": BF16}
-AT = {"20news": (3, 2), "sst2": (4, 3, 2)}
-"""Numbers of layers whose time others are given. One row each of the plan has SCHEDULE, and one text at a time."""
 
 
 def arms(dataset: str, table: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, int, float]]:
@@ -143,13 +106,14 @@ def arms(dataset: str, table: Iterable[Mapping[str, Any]]) -> list[tuple[str, in
     for at in AT[dataset]:
         found.append((LAYERS, at, many, 1.0))
         add(ADTP, at, many, FULL)
-    add(BOTH, 2, many, BOTH_DEPTH)
+    if dataset != TAGGED:
+        add(BOTH, 2, many, BOTH_DEPTH)
     found.append((LAYERS, FULL, many, 1.0))
     if dataset == "sst2":
         for at in AT[dataset]:
             add(SCHEDULE, at, many, FULL)
         add(BOTH, 3, many, BOTH_DEPTH)
-    for at in AT[dataset]:
+    for at in AT[dataset] if dataset != TAGGED else ():
         add(ADTP, at, one, FULL)
     return found
 
@@ -251,11 +215,15 @@ class Place:
         files: dict[str, Any] = {part: str(path) for part, path in self.files(size, dataset).items()}
         return read_task(TrainOptions(**files, max_tokens=MAX_TOKENS[dataset], **PRECISION, **settings))
 
+    def rows(self, size: str, dataset: str) -> Task:
+        """Read the rows of a data set for no teacher in particular."""
+        return self.task(size, dataset, {"base": str(self.base), **SIZES[size][dataset].teacher})
+
     def teacher(self, size: str, dataset: str) -> Path:
         """Return the teacher of a data set, and train it where it is not there."""
         place = self.work / f"{size}-{dataset}-teacher"
         if not (place / "config.json").exists():
-            task = self.task(size, dataset, {"base": str(self.base), **SIZES[size][dataset].teacher})
+            task = self.rows(size, dataset)
             unfinished = self.work / "unfinished" / place.name
             with quiet():
                 model = train_teacher(task, unfinished / "stage", self.clock.audience)
@@ -311,7 +279,7 @@ def student(run: Run, place: Place) -> dict[str, Any]:
     sites, shape = list(model.student.site_names), Shape.of(fields(model.student.config.encoder_config))
     return {
         **run._asdict(),
-        "answers": classes([answer.argmax().item() for answer in judgement.answers]),
+        "answers": classes(answered(judgement.answers, task.parts["test"])),
         "accuracy": judgement.quality["accuracy"],
         "teacher_accuracy": accuracy,
         "left": judgement.retention,
@@ -324,9 +292,9 @@ def student(run: Run, place: Place) -> dict[str, Any]:
 
 def rows_of(size: str, dataset: str, place: Place) -> dict[str, Any]:
     """Return what differences between students are computed from, beside their answers."""
-    task = place.task(size, dataset, {"base": str(place.base), **SIZES[size][dataset].teacher})
-    test = task.tables["test"].texts
-    return {"size": size, "dataset": dataset, "labels": classes(task.parts["test"].labels), "groups": overlapping(test)}
+    task = place.rows(size, dataset)
+    labels, groups = labelled(task.tables["test"].texts, task.parts["test"])
+    return {"size": size, "dataset": dataset, "labels": classes(labels), "groups": groups}
 
 
 def known_rows() -> dict[tuple[str, str], dict[str, Any]]:

@@ -15,16 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from adtp_export import export, load
+from adtp_export import export
 from adtp_export.benchmarking.contenders import Architecture
 from adtp_export.benchmarking.interleaved_timing import by_cycle, measure, speedup
 from adtp_export.benchmarking.processes import DEPLOYED, Contender, Processes
-from adtp_export.data.readers import read_rows
+from adtp_export.contract import HEAD_SEQUENCE
+from adtp_export.inference.predictor import Predictor
 from adtp_export.io import read_json
+from adtp_export.pipeline.tune.trials import answers_of
+from adtp_export.training.data import Examples
 from benchmarks.harness import records
 from benchmarks.harness.records import read_lines
+from benchmarks.pruning.equal_data import FULL, HEAD, answered
 from benchmarks.pruning.equal_runs import EXPORTED, TRAINED, Place, Run
-from benchmarks.pruning.equal_time import BATCHES, FP32, FULL, INT8, workload
+from benchmarks.pruning.equal_time import BATCHES, FP32, INT8, TEXTS, workload
 from benchmarks.pruning.train import classes
 
 TARGETS = {FP32: "onnxruntime-cpu-fp32-plugin", INT8: "onnxruntime-cpu-int8-linear-plugin"}
@@ -49,11 +53,9 @@ def exported(run: Run, place: Place) -> tuple[Path, dict[str, Any]]:
     return out, manifest.to_json()["targets"]
 
 
-def answers(out: Path, target: str, test: Path) -> str:
+def answers(out: Path, target: str, examples: Examples) -> str:
     """Return a target's answers to the test rows, as `classes` writes them."""
-    predictor = load(out, target=target)
-    numbers = {name: number for number, name in enumerate(predictor.labels)}
-    return classes(numbers[one.label] for one in predictor([text for text, _ in read_rows(test)]))
+    return classes(answered(answers_of(Predictor(out, target).run, examples), examples))
 
 
 def timed(out: Path, run: Run, place: Place, dense: Contender) -> dict[str, dict[str, Any]]:
@@ -64,7 +66,7 @@ def timed(out: Path, run: Run, place: Place, dense: Contender) -> dict[str, dict
     names = tuple(Architecture.of(read_json(out / "config.json")).input_names)
     found: dict[str, dict[str, Any]] = {precision: {} for precision in TARGETS}
     with Processes([dense, *made]) as processes:
-        for batch in BATCHES:
+        for batch in (batch for batch in BATCHES if (run.dataset, batch) in TEXTS):
             rounds = workload(run.dataset, batch, place.splits, out / "tokenizer.json", names)
             times = measure(rounds, [DENSE, *TARGETS.values()], processes.time_ms, SECONDS)
             cycles = {name: by_cycle(ms, len(rounds.batches)) for name, ms in times.items()}
@@ -75,7 +77,7 @@ def timed(out: Path, run: Run, place: Place, dense: Contender) -> dict[str, dict
     return found
 
 
-def rows(run: Run, place: Place, dense: Contender) -> Iterator[dict[str, Any]]:
+def rows(run: Run, place: Place, dense: Contender, test: Examples) -> Iterator[dict[str, Any]]:
     """Yield what a student's exports do, a row for each precision."""
     out, targets = exported(run, place)
     speeds = timed(out, run, place, dense)
@@ -86,7 +88,7 @@ def rows(run: Run, place: Place, dense: Contender) -> Iterator[dict[str, Any]]:
             "precision": precision,
             "target": target,
             "status": told["status"],
-            "answers": answers(out, target, place.files(run.size, run.dataset)["test"]),
+            "answers": answers(out, target, test),
             "speed": speeds[precision],
         }
     shutil.rmtree(out)
@@ -104,7 +106,7 @@ def baseline(size: str, dataset: str, place: Place, out: Path) -> Contender:
         path=out,
         layers=FULL,
         padded=False,
-        cls_only_last_layer=True,
+        cls_only_last_layer=HEAD[dataset] == HEAD_SEQUENCE,
         engine=DEPLOYED,
         target=TARGETS[FP32],
     )
@@ -119,13 +121,14 @@ def time_all(size: str, datasets: Collection[str], seeds: Collection[int], place
         if run.size == size and run.dataset in datasets and run.seed in seeds
     ]
     with tempfile.TemporaryDirectory() as scratch:
-        teachers: dict[str, Contender] = {}
+        teachers: dict[str, tuple[Contender, Examples]] = {}
         for run in runs:
             if all((run, precision) in done for precision in TARGETS):
                 continue
             place.clock.check()
             if run.dataset not in teachers:
-                teachers[run.dataset] = baseline(size, run.dataset, place, Path(scratch) / run.dataset)
-            made = [row | records.told() for row in rows(run, place, teachers[run.dataset])]
+                dense = baseline(size, run.dataset, place, Path(scratch) / run.dataset)
+                teachers[run.dataset] = dense, place.rows(size, run.dataset).parts["test"]
+            made = [row | records.told() for row in rows(run, place, *teachers[run.dataset])]
             print(run, *({name: row[name] for name in ("precision", "status", "speed")} for row in made), flush=True)
             records.update(EXPORTED, made, key=key)

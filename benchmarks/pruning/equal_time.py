@@ -2,9 +2,10 @@
 
     python -m benchmarks.pruning.equal_time SPLITS BASE [--seconds 60]      # adds to records/equal-time-table.jsonl
 
-For each data set, batch and precision, dense exports of 6, 4, 3 and 2 layers run in turns with exports of 6 and 4 layers that cut at
-0.ffn, at several retentions. Texts are those of dev, as they come. What is recorded is not timed again, so a stopped call goes on.
-`retention_for` reads the table: the retention with which a cut takes as long as fewer layers. `equal_runs.py` trains exactly these.
+For each data set, batch and precision, dense exports of 6, 4, 3 and 2 layers run in turns with exports of 6 and 4 layers that cut
+where `equal_data.SITE` says, at several retentions. Texts are those of dev, as they come. What is recorded is not timed again, so a
+stopped call goes on. `retention_for` reads the table: the retention with which a cut takes as long as fewer layers. `equal_runs.py`
+trains exactly these.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from adtp_export.benchmarking.contenders import Architecture, packed_dense, random_encoder, schedule
+from adtp_export.benchmarking.contenders import Architecture, random_encoder, schedule
 from adtp_export.benchmarking.interleaved_timing import by_cycle, measure, speedup
 from adtp_export.benchmarking.processes import WITH_PLUGIN, Contender, Processes
-from adtp_export.benchmarking.sweep import Swept, adjustable_student, settings
+from adtp_export.benchmarking.sweep import settings
 from adtp_export.benchmarking.workloads import Workload
 from adtp_export.calibration import recipes
 from adtp_export.calibration.plan import make_quantization_plan
 from adtp_export.calibration.quantize import write_quantized
+from adtp_export.contract import HEAD_SEQUENCE
+from adtp_export.data.labelled import encode_words, read_tagged
 from adtp_export.data.readers import read_rows
 from adtp_export.data.tokenize import Batch, encode, pad
 from adtp_export.graph import program
+from adtp_export.graph.passes import MEASURED, run_passes
 from adtp_export.io import read_json
 from adtp_export.model.registry import fields
 from adtp_export.model.selection import PERMILLE
@@ -38,19 +42,16 @@ from adtp_export.runtimes import onnxruntime
 from adtp_export.training.models import load_config
 from benchmarks.harness import records
 from benchmarks.harness.records import RECORDS, claim
+from benchmarks.pruning.equal_data import FULL, HEAD, MAX_TOKENS, SITE, SUFFIX, TAGGED
 
 TABLE = RECORDS / "equal-time-table.jsonl"
-SITE = "0.ffn"
-DEPTHS, CUT_DEPTHS = (6, 4, 3, 2), (6, 4)
+DEPTHS, CUT_DEPTHS = (FULL, 4, 3, 2), (FULL, 4)
 """Of dense exports, and of those with a cut."""
-FULL = DEPTHS[0]
-GRID = {6: (0.6, 0.4, 0.25, 0.12, 0.04), 4: (0.45, 0.2)}
+GRID = {FULL: (0.6, 0.4, 0.25, 0.12, 0.04), 4: (0.45, 0.2)}
 """Retentions that are timed, by depth."""
 FP32, INT8 = PRECISIONS = ("fp32", "int8")
 BATCHES = (32, 1)
-MAX_TOKENS = {"sst2": 64, "20news": 512}
-SUFFIX = {"sst2": ".tsv", "20news": ".jsonl"}
-TEXTS = {("sst2", 32): 128, ("sst2", 1): 24, ("20news", 32): 32, ("20news", 1): 12}
+TEXTS = {("sst2", 32): 128, ("sst2", 1): 24, ("20news", 32): 32, ("20news", 1): 12, (TAGGED, 32): 128}
 """Texts of a cycle, by data set and batch."""
 
 
@@ -65,15 +66,20 @@ class Timing:
 
 def queue() -> Iterator[Timing]:
     """What is timed, what the runs are chosen by first."""
-    for precision, batch, dataset in itertools.product(PRECISIONS, BATCHES, ("20news", "sst2")):
-        yield Timing(dataset, batch, precision)
+    for precision, batch, dataset in itertools.product(PRECISIONS, BATCHES, HEAD):
+        if (dataset, batch) in TEXTS:
+            yield Timing(dataset, batch, precision)
 
 
 def workload(dataset: str, batch: int, splits: Path, tokenizer: Path, names: tuple[str, ...]) -> Workload:
     """Return batches of the first dev rows, as they come."""
-    rows = read_rows(splits / dataset / f"dev{SUFFIX[dataset]}")
-    texts = [text for text, _ in itertools.islice(rows, TEXTS[dataset, batch])]
-    encoded = encode(Tokenizer.from_file(str(tokenizer)), texts, MAX_TOKENS[dataset])
+    path, cut = splits / dataset / f"dev{SUFFIX[dataset]}", Tokenizer.from_file(str(tokenizer))
+    rows = read_tagged(path) if dataset == TAGGED else read_rows(path)
+    texts: list[Any] = [text for text, _ in itertools.islice(rows, TEXTS[dataset, batch])]
+    if dataset == TAGGED:
+        encoded = [row for row, _ in encode_words(cut, texts, MAX_TOKENS[dataset])]
+    else:
+        encoded = encode(cut, texts, MAX_TOKENS[dataset])
     batches = (pad(encoded[i : i + batch], 0, names) for i in range(0, len(encoded), batch))
     return Workload(f"{dataset}-{batch}", tuple(batches))
 
@@ -85,28 +91,25 @@ def write_int8(student: Any, source: Path) -> Path:
     return path
 
 
-def contenders(architecture: Architecture, precision: str, folder: Path) -> dict[tuple[int, bool], Contender]:
+def contenders(architecture: Architecture, timing: Timing, folder: Path) -> dict[tuple[int, bool], Contender]:
     """Export dense encoders of all depths, and those that cut, with random weights; by depth, and whether they cut."""
-    made, dense = {}, packed_dense(architecture)
+    made, head = {}, HEAD[timing.dataset]
     for depth, cuts in [*((depth, False) for depth in DEPTHS), *((depth, True) for depth in CUT_DEPTHS)]:
-        own = folder / f"{depth}-{cuts}"
-        own.mkdir()
-        sites = (SITE,) if cuts else ()
-        if cuts:
-            path = adjustable_student(Swept(architecture.deep(depth), sites, GRID[depth]), own).path
-        else:
-            path = own / "dense.onnx"
-            program.save(program.finish(dense.graph(depth), {"version": "bench"}), path)
-        if precision == INT8:
-            pruning = schedule(sites, [0.5]) if cuts else None
-            path = write_int8(random_encoder(architecture.deep(depth), pruning), path)
+        own, path = architecture.deep(depth), folder / f"{depth}-{cuts}.onnx"
+        sites = (SITE[timing.dataset],) if cuts else ()
+        student = random_encoder(own, schedule(sites, [0.5]) if cuts else None, head)
+        model = program.export_portable(student, {"version": "bench"})
+        run_passes(model, MEASURED)
+        program.save(model, path)
+        if timing.precision == INT8:
+            path = write_int8(student, path)
         made[depth, cuts] = Contender(
             name=f"{'cut' if cuts else 'dense'}-{depth}",
             path=path,
             layers=depth,
             padded=False,
             sites=sites,
-            cls_only_last_layer=True,
+            cls_only_last_layer=head == HEAD_SEQUENCE,
             engine=WITH_PLUGIN,
         )
     return made
@@ -117,7 +120,7 @@ def timed(timing: Timing, splits: Path, base: Path, seconds: float) -> dict[str,
     architecture = Architecture.of(fields(load_config(str(base))))
     rounds = workload(timing.dataset, timing.batch, splits, base / "tokenizer.json", architecture.input_names)
     with tempfile.TemporaryDirectory() as scratch:
-        made = contenders(architecture, timing.precision, Path(scratch))
+        made = contenders(architecture, timing, Path(scratch))
         dense = {made[depth, False].name: depth for depth in DEPTHS}
         cuts = {f"{depth} at {r:g}": (depth, r) for depth in CUT_DEPTHS for r in GRID[depth]}
         with Processes(list(made.values())) as processes:
@@ -126,7 +129,7 @@ def timed(timing: Timing, splits: Path, base: Path, seconds: float) -> dict[str,
                 if name in dense:
                     return processes.time_ms(name, batch)
                 depth, retention = cuts[name]
-                forced = settings((SITE,), round(PERMILLE * retention))
+                forced = settings((SITE[timing.dataset],), round(PERMILLE * retention))
                 return processes.time_ms(made[depth, True].name, {**batch, **forced})
 
             times = measure(rounds, [*dense, *cuts], time_ms, seconds)

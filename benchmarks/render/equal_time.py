@@ -179,9 +179,26 @@ def scored(folder: Path) -> str:
                 figures = "; ".join(f"{one} ({low}), seeds: {seeds}" for _, (one, low, seeds) in verdicts)
                 cells = [worst if size == PLAN else f"not scored; small runs: {worst}", figures, size]
                 break
+        else:
+            if _out_of_reach(folder, prediction):
+                cells[1] = "no share of tokens is so fast"
         texts = DATASETS.get(prediction["dataset"], prediction["dataset"])
         lines.append([prediction["id"], texts, prediction["says"], *cells])
     return table(["", "texts", "predicted", "became", "differences in points", "size of the runs"], lines, texts=6)
+
+
+def _out_of_reach(folder: Path, prediction: Row) -> bool:
+    """Say whether no student that keeps all layers can be as fast as those with fewer."""
+    from benchmarks.pruning.equal_time import FULL, retention_for
+
+    wanted = (prediction["dataset"], prediction["batch"], FP32)
+    timed = [
+        row
+        for row in read_lines(folder / "equal-time-table.jsonl")
+        if (row["dataset"], row["batch"], row["precision"]) == wanted
+    ]
+    fast = (retention_for(row, FULL, at) for row in timed for at in prediction["at"])
+    return prediction["first"] == "adtp" and bool(timed) and not any(fast)
 
 
 def _verdicts(folder: Path, prediction: Row, size: str) -> Iterator[tuple[str, tuple[str, str, str]]]:
@@ -204,6 +221,7 @@ def _verdicts(folder: Path, prediction: Row, size: str) -> Iterator[tuple[str, t
 
 def retentions(rows: list[Row]) -> str:
     """Return which retention takes as long as fewer layers."""
+    from benchmarks.pruning.equal_data import SITE, TAGGED
     from benchmarks.pruning.equal_time import CUT_DEPTHS, DEPTHS, retention_for
 
     lines = []
@@ -218,8 +236,9 @@ def retentions(rows: list[Row]) -> str:
         lines.append(cells)
     heads = ["texts", "tokens", "batch", "precision", *(f"{layers} layers" for layers in DEPTHS[1:])]
     told = (
-        "Speedups over 6 dense layers of the same precision. Behind each the share of tokens that a cut at 0.ffn has to leave to be as "
-        f"fast, with 6 layers and with 4. `python -m benchmarks.pruning.equal_time`, {ran(rows[0])}."
+        "Speedups over 6 dense layers of the same precision. Behind each the share of tokens that a cut at 0.ffn, in tags at "
+        f"{SITE[TAGGED]}, has to leave to be as fast, with 6 layers and with 4. `python -m benchmarks.pruning.equal_time`, "
+        f"{'; '.join(dict.fromkeys(map(ran, rows)))}."
     )
     return f"{table(heads, lines)}\n\n{told}"
 
@@ -279,7 +298,7 @@ def render_equal_time(path: Path, part: str) -> str:
         raise FileNotFoundError(path)
     if part == "retentions":
         return retentions(read_lines(path))
-    dataset, _, size = part.partition("-")
+    dataset, _, size = part.rpartition("-")
     whole = differences(path.parent, dataset, size)
     pictures = [name for name in plots(path.parent) if f"-{dataset}-" in name]
     shown = (f"![accuracy by measured speed](../{name})".replace("../docs/", "") for name in pictures)
