@@ -220,3 +220,28 @@ def test_accuracy_and_speed_of_a_dot_are_of_the_same_seeds(folder):
 def test_retentions_of_equal_time_are_shown(folder):
     told = render.render_equal_time(folder / "equal-time-table.jsonl", "retentions")
     assert "| SST-2 | 25 | 32 | FP32 | 1.50x ± 0.10: 60% | 2.14x ± 0.10: 36%, 60% | 6.00x ± 0.10: none, 20% |" in told
+
+
+def test_each_arm_has_the_learning_rate_that_dev_chooses(folder):
+    """AD-TP is best on dev at 2e-4, where test has 8 rows less than at 1e-4; an arm that lacks a rate is left out."""
+    with pytest.raises(KeyError):
+        render.render_equal_time(folder / "equal-time-table.jsonl", "rates")
+    said = {"layers": ([360, 360], [0.8, 0.7]), "adtp": ([376, 368], [0.7, 0.8]), "both": ([376], [0.9])}
+    rows = [
+        row(Run("plan", "sst2", arm, 3, 32, 0.5, 0), "1" * right + "0" * (400 - right), accuracy=right / 400)
+        | {"dev_accuracy": dev, "settings": {"learning_rate": rate}}
+        for arm, (all_right, all_dev) in said.items()
+        for right, dev, rate in zip(all_right, all_dev, (1e-4, 2e-4))
+    ]
+    (folder / "equal-time-rates.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    told = render.render_equal_time(folder / "equal-time-rates.jsonl", "rates").splitlines()[2:4]
+    assert told[0].startswith("| fewer layers | 3 layers | 80.0%, 90.0% | 70.0%, 90.0% | 0.0001 |")
+    assert told[1].startswith("| AD-TP | 3 layers | 70.0%, 94.0% | 80.0%, 92.0% | 0.0002 | +2.0 | +0.8 to +3.5 |")
+
+
+def test_learning_rates_are_tried_on_equal_runs():
+    found = list(runs.rate_queue("plan", [table()]))
+    assert {run.seed for run, _ in found} == {0}
+    assert {rate for _, rate in found} == set(runs.RATES)
+    assert len(found) == len(set(found)) == len({run for run, _ in found}) * len(runs.RATES)
+    assert {run.arm for run, _ in found} == {"layers", "adtp", "both", "schedule"}

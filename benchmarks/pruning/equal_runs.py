@@ -3,6 +3,7 @@
     python -m benchmarks.pruning.equal_time SPLITS BASE                            # first: how long what takes
     python -m benchmarks.pruning.equal_runs train SPLITS BASE WORK [--minutes 9]   # adds to records/equal-time-trained.jsonl
     python -m benchmarks.pruning.equal_runs speed SPLITS BASE WORK [--minutes 9]   # adds to records/equal-time-exported.jsonl
+    python -m benchmarks.pruning.equal_runs rates SPLITS BASE WORK [--minutes 9]   # adds to records/equal-time-rates.jsonl
 
 What is recorded is not run again. --minutes ends a call early; the next one goes on from the last checkpoint in WORK. So runs can be
 made in pieces, by several people: a run needs no files of other runs, and its teacher is made anew where WORK has none. `predictions.json`
@@ -45,10 +46,14 @@ from benchmarks.pruning.equal_time import BATCHES, FP32, TABLE, retention_for
 from benchmarks.pruning.train import classes
 
 TRAINED, EXPORTED = RECORDS / "equal-time-trained.jsonl", RECORDS / "equal-time-exported.jsonl"
+RATED = RECORDS / "equal-time-rates.jsonl"
+RESULTS = {"train": TRAINED, "speed": EXPORTED, "rates": RATED}
 ROWS = RECORDS / "equal-time-rows.jsonl"
 """Of each data set and size the true classes of the test rows, and which rows overlap."""
 SEEDS = (0, 1, 2)
 HOPELESS = -0.03
+RATES, RATES_AT = (5e-5, 1e-4, 2e-4), (2, 3)
+"""Learning rates, among which dev chooses, and the layers whose time the students have that learn at each of them."""
 LAYERS, ADTP, SCHEDULE, BOTH = "layers", "adtp", "schedule", "both"
 BOTH_DEPTH = 4
 
@@ -168,6 +173,13 @@ def left(
     return [run for run in runs if run not in known and not hopeless(run, done, rows.get(run[:2]))]
 
 
+def rate_queue(size: str, table: list[dict[str, Any]]) -> Iterator[tuple[Run, float]]:
+    """Students of SST-2 at the time of fewer layers, seed 0, at each learning rate; those that are fastest first."""
+    wanted = [run for run in queue(size, table) if (run.dataset, run.batch, run.seed) == ("sst2", BATCHES[0], 0)]
+    for at in RATES_AT:
+        yield from ((run, rate) for run in wanted if run.at == at for rate in RATES)
+
+
 class TimeIsOverError(Exception):
     """A call has had the minutes that it was given."""
 
@@ -261,32 +273,38 @@ def seen_by(teacher: Any, task: Task, place: Place) -> dict[str, Examples]:
     return found
 
 
-def student(run: Run, place: Place) -> dict[str, Any]:
-    """Train a student, write it, and return its row."""
-    source = place.teacher(run.size, run.dataset)
-    task = place.task(run.size, run.dataset, {"teacher": str(source), **run.settings})
+def student(run: Run, place: Place, **changed: Any) -> dict[str, Any]:
+    """Train a student, write it, and return its row.
+
+    Args:
+        changed: settings that differ from the run's.
+    """
+    source, settings = place.teacher(run.size, run.dataset), {**run.settings, **changed}
+    folder = "-".join(map(str, (run.folder, *changed.values())))
+    task = place.task(run.size, run.dataset, {"teacher": str(source), **settings})
     teacher = load_teacher(str(source), task.objective, task.labels, tuned=True).eval().requires_grad_(False)
     torch.nn.Module.to(teacher, this_process().device)
     accuracy = place.quality(task, teacher)
     task = dataclasses.replace(task, parts={**task.parts, **seen_by(teacher, task, place)})
-    unfinished = place.work / "unfinished" / run.folder
+    unfinished = place.work / "unfinished" / folder
     with quiet():
         model = train_student(teacher, task, unfinished, place.clock.audience)
     place.clock.check()
-    judgement = judge(model, task.parts["test"])
-    save_model(model.student.cpu(), task.tokenizer, place.work / run.folder)
+    judgement, chosen_by = (judge(model, task.parts[part]) for part in ("test", "dev"))
+    save_model(model.student.cpu(), task.tokenizer, place.work / folder)
     shutil.rmtree(unfinished)
     sites, shape = list(model.student.site_names), Shape.of(fields(model.student.config.encoder_config))
     return {
         **run._asdict(),
         "answers": classes(answered(judgement.answers, task.parts["test"])),
         "accuracy": judgement.quality["accuracy"],
+        "dev_accuracy": chosen_by.quality["accuracy"],
         "teacher_accuracy": accuracy,
         "left": judgement.retention,
         "flops": round(flops_share(shape, judgement.alive, sites) * shape.layers / FULL, 4),
         "tokens": round(float(judgement.alive[0].mean()), 2),
         "rows": {split: len(part) for split, part in task.parts.items()},
-        "settings": {**run.settings, **PRECISION, "max_tokens": MAX_TOKENS[run.dataset]},
+        "settings": {**settings, **PRECISION, "max_tokens": MAX_TOKENS[run.dataset]},
     }
 
 
@@ -301,23 +319,43 @@ def known_rows() -> dict[tuple[str, str], dict[str, Any]]:
     return {(row["size"], row["dataset"]): row for row in read_lines(ROWS)}
 
 
+def know_rows(size: str, dataset: str, place: Place) -> None:
+    """Record the test rows of a data set, once."""
+    if (size, dataset) not in known_rows():
+        row = rows_of(size, dataset, place)
+        records.update(ROWS, [row], key=lambda one: (one["size"], one["dataset"]))
+
+
 def train_all(size: str, datasets: Collection[str], seeds: Collection[int], place: Place) -> None:
     """Train what is not recorded."""
     wanted = [run for run in queue(size, read_lines(TABLE)) if run.dataset in datasets and run.seed in seeds]
     while runs := left(wanted, read_lines(TRAINED), known_rows()):
         run = runs[0]
-        if run[:2] not in known_rows():
-            row = rows_of(size, run.dataset, place)
-            records.update(ROWS, [row], key=lambda one: (one["size"], one["dataset"]))
+        know_rows(size, run.dataset, place)
         place.clock.check()
         row = student(run, place) | records.told(torch.get_num_threads())
         print({name: value for name, value in row.items() if name != "answers"}, f"{len(runs) - 1} left", flush=True)
         records.update(TRAINED, [row], key=Run.of)
 
 
+def rated(row: Mapping[str, Any]) -> tuple[Run, float]:
+    return Run.of(row), row["settings"]["learning_rate"]
+
+
+def train_rates(size: str, place: Place) -> None:
+    """Train what is not recorded of `rate_queue`."""
+    for run, rate in rate_queue(size, read_lines(TABLE)):
+        if (run, rate) not in map(rated, read_lines(RATED)):
+            know_rows(size, run.dataset, place)
+            row = student(run, place, learning_rate=rate) | records.told(torch.get_num_threads())
+            print({name: value for name, value in row.items() if name != "answers"}, flush=True)
+            records.update(RATED, [row], key=rated)
+            place.clock.check()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("train", "speed"))
+    parser.add_argument("what", choices=RESULTS)
     for name in ("splits", "base", "work"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--size", choices=SIZES, default="plan")
@@ -327,7 +365,7 @@ def main() -> None:
         "--minutes", type=float, help="after which the call ends, at its next step (default: when all is done)"
     )
     options = parser.parse_args()
-    claim(TRAINED if options.what == "train" else EXPORTED)
+    claim(RESULTS[options.what])
     torch.set_num_threads(1)
     this_process()  # before the first teacher is trained
     options.work.mkdir(parents=True, exist_ok=True)
@@ -335,6 +373,8 @@ def main() -> None:
     try:
         if options.what == "train":
             train_all(options.size, options.dataset, options.seeds, place)
+        elif options.what == "rates":
+            train_rates(options.size, place)
         else:
             from benchmarks.pruning.equal_speed import time_all
 

@@ -243,6 +243,42 @@ def retentions(rows: list[Row]) -> str:
     return f"{table(heads, lines)}\n\n{told}"
 
 
+def rates(folder: Path) -> str:
+    """Return what students reach at each learning rate, and how far they are from fewer layers where dev chooses the rate of each.
+
+    Raises:
+        KeyError: nothing is recorded.
+    """
+    found = read_lines(folder / "equal-time-rates.jsonl")
+    if not found:
+        raise KeyError("no learning rates")
+    wanted = (found[0]["dataset"], found[0]["size"])
+    (known,) = (row for row in read_lines(folder / "equal-time-rows.jsonl") if (row["dataset"], row["size"]) == wanted)
+    tried = sorted({row["settings"]["learning_rate"] for row in found})
+    students: dict[tuple[int, str], dict[float, Row]] = {}
+    for row in found:
+        students.setdefault((row["at"], row["arm"]), {})[row["settings"]["learning_rate"]] = row
+    whole = {key: rows for key, rows in students.items() if len(rows) == len(tried)}
+    chosen = {key: max(rows, key=lambda rate: rows[rate]["dev_accuracy"]) for key, rows in whole.items()}
+    right = {
+        key: np.array([a == b for a, b in zip(rows[chosen[key]]["answers"], known["labels"], strict=True)], float)
+        for key, rows in whole.items()
+    }
+    lines = []
+    for (at, arm), rows in sorted(whole.items(), key=lambda item: (-item[0][0], list(ARMS).index(item[0][1]))):
+        accuracies = [f"{rows[rate]['dev_accuracy']:.1%}, {rows[rate]['accuracy']:.1%}" for rate in tried]
+        apart = [""] * 2
+        if arm != "layers" and (at, "layers") in right:
+            apart = points(difference(right[at, arm], right[at, "layers"], known["groups"]))
+        lines.append([ARMS[arm], f"{at} layers", *accuracies, f"{chosen[at, arm]:g}", *apart])
+    heads = ["students", "time of", *(f"{rate:g}" for rate in tried), "chosen", "minus fewer layers", "95%"]
+    told = (
+        f"{_named(wanted[1])}{DATASETS[wanted[0]]}: accuracies on dev and on test by learning rate, seed 0, equal epochs. Dev chooses the "
+        f"rate of each; differences, in points on test, are between students at their own. {ran(found[0])}."
+    )
+    return f"{table(heads, lines, texts=2)}\n\n{told}"
+
+
 def plots(folder: Path) -> dict[str, str]:
     """Return accuracy against measured speed of the same students, for each data set and size of batches: path to SVG."""
     drawn = {}
@@ -287,7 +323,7 @@ def _short(name: str) -> str:
 
 
 def render_equal_time(path: Path, part: str) -> str:
-    """Return a part of the comparison as markdown: "retentions", "predictions", or a data set and a size, such as "sst2-plan".
+    """Return a part of the comparison as markdown: "retentions", "predictions", "rates", or a data set and a size, such as "sst2-plan".
 
     Raises:
         FileNotFoundError: it is not there. KeyError: it has nothing of that part yet.
@@ -298,6 +334,8 @@ def render_equal_time(path: Path, part: str) -> str:
         raise FileNotFoundError(path)
     if part == "retentions":
         return retentions(read_lines(path))
+    if part == "rates":
+        return rates(path.parent)
     dataset, _, size = part.rpartition("-")
     whole = differences(path.parent, dataset, size)
     pictures = [name for name in plots(path.parent) if f"-{dataset}-" in name]
