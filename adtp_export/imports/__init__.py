@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 from ..contract import HEAD_EMBEDDING
 from ..errors import InputError
 from ..model.checkpoint import Checkpoint, load_checkpoint, read_config
+from ..model.tokenizer import overruled
 from ..options import ReadOptions
 from . import bge_m3, colbert, sentence_transformers
 
@@ -86,7 +87,8 @@ def _dense(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> 
     checkpoint = load_checkpoint(directory, options.allow_pickle, options.head)
     if checkpoint.student.config.head == HEAD_EMBEDDING and sentence_transformers.reading(directory).files:
         return sentence_transformers.as_its_teacher(checkpoint)
-    return checkpoint
+    told = overruled(directory, checkpoint.tokenizer, checkpoint.max_tokens)
+    return replace(checkpoint, notes=(*checkpoint.notes, *told))
 
 
 def _config(directory: Path) -> dict[str, Any]:

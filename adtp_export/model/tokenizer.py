@@ -102,6 +102,27 @@ def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tok
     return tokenizer
 
 
+def overruled(directory: Path, tokenizer: Tokenizer, longest: int) -> tuple[str, ...]:
+    """Say which settings of `tokenizer_config.json` texts are not read by here, though transformers reads them by these.
+
+    Args:
+        longest: tokens that the model reads.
+    """
+    settings, told = _settings(directory), []
+    if settings.get("truncation_side", "right") != "right":
+        told.append("truncation_side: of a text that is too long its beginning is read, and not its end")
+    limit = settings.get("model_max_length")
+    if isinstance(limit, int) and 0 < limit < longest:
+        told.append(
+            f"model_max_length: texts are read up to {longest} tokens, and not up to {limit}, so long ones may have other answers"
+        )
+    normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
+    lower = normalizer.get("lowercase")
+    if lower is not None and settings.get("do_lower_case", lower) != lower:
+        told.append(f"do_lower_case: texts are {'' if lower else 'not '}put into lower case, as {TOKENIZER} says")
+    return tuple(f"{directory.name}: {TOKENIZER_SETTINGS} is overruled in {each}" for each in told)
+
+
 _WORD_PIECE = {"Bert", "DistilBert", "Electra", "ConvBert", "MobileBert", "SqueezeBert", "LayoutLM", "RetriBert"}
 _OWN_FILES = {"vocab.txt": _WORD_PIECE, "merges.txt": {"Roberta", "Bart", "Longformer"}}
 """Files of a tokenizer, and the kinds that are made of them here, as transformers calls their classes."""

@@ -325,3 +325,18 @@ def test_the_message_for_a_missing_package_names_it(tmp_path, monkeypatch):
     config = CamembertConfig(vocab_size=9)
     with pytest.raises(MissingDependencyError, match="type: pip install sentencepiece$"):
         load_tokenizer(tmp_path, config)
+
+
+def test_what_a_tokenizer_says_in_vain_is_told(plain_bert):
+    """These settings decide what transformers' tokenizers read, and are not followed here."""
+    assert open_checkpoint(plain_bert).notes == ()
+    said_in_vain = {"truncation_side": "left", "model_max_length": 64, "do_lower_case": False}
+    edit_json(plain_bert / "tokenizer_config.json", **said_in_vain)
+    begins = "plain: tokenizer_config.json is overruled in "
+    side, limit, case = (note.removeprefix(begins) for note in open_checkpoint(plain_bert).notes)
+    assert side == "truncation_side: of a text that is too long its beginning is read, and not its end"
+    assert limit.startswith("model_max_length: texts are read up to 128 tokens, and not up to 64")
+    assert case == "do_lower_case: texts are put into lower case, as tokenizer.json says"
+    agrees = {"truncation_side": "right", "model_max_length": 10**30, "do_lower_case": True}
+    edit_json(plain_bert / "tokenizer_config.json", **agrees)
+    assert open_checkpoint(plain_bert).notes == ()
