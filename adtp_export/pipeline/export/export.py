@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...artifacts.records import Manifest, Note
 from ...contract import HUB
@@ -81,7 +82,7 @@ def _fill(run: ExportContext, plan: ExportPlan) -> Manifest:
     from ..companions import write_companions
     from .context import StepResult
     from .engines import build_engines, ship_plugin_libraries
-    from .manifest import joined, make_manifest
+    from .manifest import joined, known, make_manifest, with_times
     from .model_files import write_model_files
     from .publish import write_reports
     from .quantize import calibrate, quantize, uncalibrated
@@ -109,9 +110,12 @@ def _fill(run: ExportContext, plan: ExportPlan) -> Manifest:
     found += verify_strings(run, written, request.verify_text)
     found += StepResult(notes=notes)
     found += verify_targets(run, plan.targets, written)
+    times: Mapping[str, Mapping[str, Any]] = {}
     if verification:
         least = 1 if plan.layout == HUB else 2  # a model card has times
-        found += time_targets(run, verification.oracle, found, least)
+        before = known(previous, run.work) if previous else {}
+        times, notes = time_targets(run, verification.oracle, found.targets, before, least)
+        found += StepResult(notes=notes)
     found += build_engines(run, plan.engines, written)
     targets = {**(previous.targets if previous else {}), **found.targets}
     found += ship_plugin_libraries(run, targets, plan.options.precompute_embedding_projections)
@@ -119,4 +123,5 @@ def _fill(run: ExportContext, plan: ExportPlan) -> Manifest:
     manifest = make_manifest(run, found, verification, calibration)
     if previous is not None:
         manifest = joined(manifest, previous, run.work)
+    manifest = with_times(manifest, times)
     return write_reports(run, plan, manifest, verification.views if verification else None)

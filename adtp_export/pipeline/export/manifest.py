@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ...artifacts.records import RANDOM_IDS, UNVERIFIED, VERIFICATION, Manifest, Note, Target, file_entry
 from ...environment import versions
@@ -48,11 +49,24 @@ def make_manifest(
     )
 
 
+def known(previous: Manifest, work: Path) -> dict[str, Target]:
+    """Return the targets of an earlier run with what it found out that still holds."""
+    return {name: _still_known(target, previous, work) for name, target in previous.targets.items()}
+
+
+def with_times(manifest: Manifest, times: Mapping[str, Mapping[str, Any]]) -> Manifest:
+    """Add the details of targets that were timed, each in place of earlier ones."""
+    targets = {
+        name: dataclasses.replace(target, details={**target.details, **times.get(name, {})})
+        for name, target in manifest.targets.items()
+    }
+    return dataclasses.replace(manifest, targets=targets)
+
+
 def joined(manifest: Manifest, previous: Manifest, work: Path) -> Manifest:
     """Add to the manifest of a run what an earlier one knew about files in `work`."""
-    known = {name: _still_known(target, previous, work) for name, target in previous.targets.items()}
     better = {name: _better_known(name, target, previous, work) for name, target in manifest.targets.items()}
-    targets = {**known, **better}
+    targets = {**known(previous, work), **better}
     newest = manifest if manifest.verification else previous
     return dataclasses.replace(
         manifest,
@@ -87,10 +101,7 @@ def _still_known(target: Target, previous: Manifest, work: Path) -> Target:
 
 
 def _better_known(name: str, target: Target, previous: Manifest, work: Path) -> Target:
-    """Keep what an earlier run found out about a file, where this run wrote the same one and did not look.
-
-    The same goes for times, which are comparable among the targets of one run.
-    """
+    """Keep what an earlier run found out about a file, where this run wrote the same one and did not look; times, too."""
     before = previous.targets.get(name)
     if before is None or previous.files[before.file]["sha256"] != file_entry(work / target.file)["sha256"]:
         return target

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...artifacts.records import VERIFIED, Note
+from ...artifacts.records import VERIFIED, Note, Target
 from ...benchmarking.interleaved_timing import MIN_ROUNDS, Limits, in_this_process, measure
 from ...benchmarking.workloads import Workload
 from ...contract import INPUT_IDS
@@ -16,35 +16,47 @@ from ...environment import fingerprint, machine
 from ...runtimes import Engine
 from ...targets.specs import PRECOMPUTED, RUNTIMES, TargetSpec
 from ...verify.oracle import OracleRun
-from .context import LARGE_BYTES, ExportContext, StepResult, stored_bytes
+from .context import LARGE_BYTES, ExportContext, stored_bytes
 
 TIMING_SECONDS = 0.5
 TIMING_FLOPS = 2e11
 """Of the batch that is timed, where there is one of no more: 1,000 tokens of BERT-base."""
 
 
-def time_targets(run: ExportContext, oracle: OracleRun, found: StepResult, at_least: int) -> StepResult:
+class Timing(NamedTuple):
+    """What timing found out. details: of each target, for its entry in the manifest."""
+
+    details: Mapping[str, Mapping[str, Any]]
+    notes: tuple[Note, ...]
+
+
+def time_targets(
+    run: ExportContext, oracle: OracleRun, made: Mapping[str, Target], before: Mapping[str, Target], at_least: int
+) -> Timing:
     """Time verified CPU targets, and say which precision is no faster than a higher one. Close their engines.
 
     They take turns, where none is so large that two at once would take too much memory.
 
     Args:
         oracle: has the batches.
+        made: targets of this run; where none of them can be timed, none is.
+        before: of earlier runs. They are timed again, because only times of one run can be compared.
         at_least: so many targets; fewer are not timed.
     """
-    specs = {name: TargetSpec.parse(name) for name, t in found.targets.items() if t.status == VERIFIED}
-    timed = {name: spec for name, spec in specs.items() if spec.is_timed}
+    targets = {**before, **made}
+    specs = {name: TargetSpec.parse(name) for name, target in targets.items() if target.status == VERIFIED}
+    timed = {name: spec for name, spec in specs.items() if spec.is_timed and RUNTIMES[spec.runtime].runs_here(spec)}
     opened = dict(run.engines)
     run.engines.clear()
-    if len(timed) < at_least:
-        return StepResult()
+    if len(timed) < at_least or not timed.keys() & made.keys():
+        return Timing({}, ())
     batch = _timed_batch(run, [each.batch for each in oracle.batches])
     shape = "x".join(map(str, batch["input_ids"].shape))
-    alone = any(stored_bytes(run.work / found.targets[name].file) > LARGE_BYTES for name in timed)
+    alone = any(stored_bytes(run.work / targets[name].file) > LARGE_BYTES for name in timed)
     medians: dict[str, float] = {}
     with run.steps.step("timing_s", f"timing {', '.join(timed)} on {shape}") as progress:
         for names in [[name] for name in timed] if alone else [[*timed]]:
-            engines = {name: _opened(run, opened, name, timed[name], found) for name in names}
+            engines = {name: _opened(run, opened, name, timed[name], targets[name]) for name in names}
             time_ms = in_this_process(engines)
             round_s = sum(2 * time_ms(name, batch) for name in names) / 1e3  # each is timed right after an untimed run
             limits = Limits(once=frozenset(names)) if round_s * MIN_ROUNDS > TIMING_SECONDS else None
@@ -52,18 +64,15 @@ def time_targets(run: ExportContext, oracle: OracleRun, found: StepResult, at_le
             medians |= {name: round(float(np.median(ms)), 3) for name, ms in times.items()}
             del engines, time_ms
     where = {"timed_on": shape, "machine": machine(), "fingerprint": fingerprint()}
-    targets = {
-        name: dataclasses.replace(t := found.targets[name], details={**t.details, **where, "p50_ms": p50})
-        for name, p50 in medians.items()
-    }
-    return StepResult(targets, _no_faster(timed, medians, shape))
+    details = {name: {**where, "p50_ms": p50} for name, p50 in medians.items()}
+    return Timing(details, _no_faster(timed, medians, shape))
 
 
-def _opened(run: ExportContext, opened: dict[str, Engine], name: str, spec: TargetSpec, found: StepResult) -> Engine:
+def _opened(run: ExportContext, opened: dict[str, Engine], name: str, spec: TargetSpec, target: Target) -> Engine:
     """Return the session that was verified, or a new one where that is closed."""
     if name in opened:
         return opened.pop(name)
-    return RUNTIMES[spec.runtime].open(run.work / found.targets[name].file, spec, stop_spinning=True)
+    return RUNTIMES[spec.runtime].open(run.work / target.file, spec, stop_spinning=True)
 
 
 def _timed_batch(run: ExportContext, batches: Sequence[Batch]) -> Batch:
