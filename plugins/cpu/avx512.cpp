@@ -1,5 +1,10 @@
 // Compiled with AVX512F; runs only where that is.
-#include "avx512.inl"
+#include "vectors_avx512.inl"
+
+namespace adtp
+{
+constexpr int32_t kSums = 24; // vectors of a tile; they leave 8 of 32 registers to its factors
+} // namespace adtp
 
 #include "attention.inl"
 

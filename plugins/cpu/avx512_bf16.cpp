@@ -3,7 +3,12 @@
 //
 // A lane holds a pair: in scores of neighbouring columns, in values of neighbouring keys. So each block of queries lays a block of keys,
 // and then one of values, out in pairs, which takes a seventh of its time.
-#include "avx512.inl"
+#include "vectors_avx512.inl"
+
+namespace adtp
+{
+constexpr int32_t kSums = 24; // vectors of a tile; they leave 8 of 32 registers to its factors
+} // namespace adtp
 
 #include "tiles.inl"
 

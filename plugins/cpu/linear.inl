@@ -4,7 +4,7 @@
 //     kRows: of a tile, kVectors: of its columns; together they fill the registers
 //     Sums, Weights, Row; zero(), load(weights), broadcast(row), dot(sums, row, weights)
 //   Bf16::value(sums): as floats. Int8::value(sums, columnSums, zero): the same less zero * columnSums.
-//   Bf16::kRowBytes: of a group of a row, as Vector::storeBf16 writes it: two of bf16, or two floats rounded to it.
+//   Bf16::kRowBytes: of a group of a row, as storeBf16 writes it: two of bf16, or two floats rounded to it.
 //
 // Everything is in an unnamed namespace, and nothing of the standard library is called: a function that the linker may
 // share between files must not be compiled for one kind of processor.
@@ -29,8 +29,8 @@ constexpr float kLeastScale = 1.17549435e-38F; // the smallest normal number: it
 inline Vector gelu(Vector x)
 {
     Vector const one = Vector::of(1.0F);
-    Vector const z = Vector::abs(x) * Vector::of(0.70710678F);
-    Vector const t = Vector::inverse(Vector::multiplyAdd(z, Vector::of(0.3275911F), one));
+    Vector const z = abs(x) * Vector::of(0.70710678F);
+    Vector const t = inverse(Vector::multiplyAdd(z, Vector::of(0.3275911F), one));
     Vector p = Vector::of(1.061405429F);
     p = Vector::multiplyAdd(p, t, Vector::of(-1.453152027F));
     p = Vector::multiplyAdd(p, t, Vector::of(1.421413741F));
@@ -47,7 +47,7 @@ inline Vector gelu(Vector x)
     q = Vector::multiplyAdd(q, part, Vector::of(6.93147181e-1F));
     q = Vector::multiplyAdd(q, part, one);
     Vector const half = p * t * Vector::timesPowerOf2(q, whole) * Vector::of(0.5F); // erfc(z) / 2
-    return x * Vector::whereNegative(x, half, one - half);
+    return x * whereNegative(x, half, one - half);
 }
 
 // kVectors vectors of Rows rows. Columns from n on are zeros in the weights, and are not stored.
@@ -70,7 +70,7 @@ inline void finish(Linear const& call, LowRows const& rows, int64_t row, int64_t
             y = call.gelu ? gelu(y) : y;
             if (call.low)
             {
-                Vector::storeBf16(call.low + (row + r) * call.lowPitch + kBf16Bytes * c, y, some);
+                storeBf16(call.low + (row + r) * call.lowPitch + kBf16Bytes * c, y, some);
                 continue;
             }
             float* const place = call.y + (row + r) * call.n + c;
@@ -232,7 +232,7 @@ void addNorm(AddNorm const& call, int64_t first, int64_t end)
             sums = Vector::multiplyAdd(x, x, sums);
         }
         float roots[kLanes];
-        Vector::store(roots, Vector::root(Vector::of(sumOf(sums) / count + call.epsilon)));
+        Vector::store(roots, root(Vector::of(sumOf(sums) / count + call.epsilon)));
         Vector const factor = Vector::of(1.0F / roots[0]);
         for (int64_t i = 0; i < call.n; i += kLanes)
         {
@@ -260,7 +260,7 @@ inline void quantize(Linear const& call, LowRows const& rows, int64_t row)
     for (int64_t i = 0; i < call.k; i += kLanes)
     {
         Vector const v = smoothed(call, x, i);
-        low = Vector::min(v, low);
+        low = min(v, low);
         high = Vector::max(v, high);
         bad = Vector::multiplyAdd(v, Vector::of(0.0F), bad); // NaN of NaN and of infinity
     }
@@ -297,7 +297,7 @@ inline void quantize(Linear const& call, LowRows const& rows, int64_t row)
         int64_t const left = call.k - i < kLanes ? call.k - i : kLanes;
         Vector u = Vector::round(smoothed(call, x, i) * Vector::of(inverse)) + Vector::of(zeros[0]);
         u = Vector::max(u, Vector::of(0.0F)); // the clip to 255 is in storeBytes
-        Vector::storeBytes(values + i, u, static_cast<int32_t>(left));
+        storeBytes(values + i, u, static_cast<int32_t>(left));
     }
 }
 
@@ -314,7 +314,7 @@ void convert(Linear const& call, LowRows const& rows, int64_t first, int64_t end
         for (int64_t i = 0; i < call.k; i += kLanes)
         {
             int64_t const left = call.k - i < kLanes ? call.k - i : kLanes;
-            Vector::storeBf16(values + kBf16Bytes * i, loadUpTo(call.x + row * call.k + i, left), static_cast<int32_t>(left));
+            storeBf16(values + kBf16Bytes * i, loadUpTo(call.x + row * call.k + i, left), static_cast<int32_t>(left));
         }
     }
 }

@@ -1,7 +1,6 @@
 // Vectors of AVX2 with FMA. ADTP_VNNI: dot products of AVX-VNNI in place of widening.
 #include "linear.h"
-
-#include <immintrin.h>
+#include "vectors_avx2.inl"
 
 #include <cstring>
 
@@ -10,70 +9,55 @@ namespace adtp
 namespace
 {
 
-inline __m256i firstLanes(int32_t n)
-{
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
-
 inline __m256i upperHalves()
 {
     return _mm256_set1_epi32(static_cast<int32_t>(0xFFFF0000U));
 }
 
-struct Vector
+inline void storeBytes(uint8_t* p, Vector x, int32_t n) // whole numbers from 0; above 255 they become that
 {
-    static constexpr int32_t kLanes = 8;
-    __m256 value;
+    __m256i const whole = _mm256_cvtps_epi32(x.value);
+    __m128i const words = _mm_packus_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    uint8_t bytes[16];
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes), _mm_packus_epi16(words, words));
+    std::memcpy(p, bytes, static_cast<size_t>(n));
+}
 
-    static Vector of(float x) { return {_mm256_set1_ps(x)}; }
-    static Vector load(float const* p) { return {_mm256_loadu_ps(p)}; }
-    static Vector loadSome(float const* p, int32_t n) { return {_mm256_maskload_ps(p, firstLanes(n))}; }
-    static void store(float* p, Vector x) { _mm256_storeu_ps(p, x.value); }
-    static void storeSome(float* p, Vector x, int32_t n) { _mm256_maskstore_ps(p, firstLanes(n), x.value); }
-    static void storeBytes(uint8_t* p, Vector x, int32_t n) // whole numbers from 0; above 255 they become that
-    {
-        __m256i const whole = _mm256_cvtps_epi32(x.value);
-        __m128i const words = _mm_packus_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
-        uint8_t bytes[16];
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes), _mm_packus_epi16(words, words));
-        std::memcpy(p, bytes, static_cast<size_t>(n));
-    }
-    static void storeBf16(uint8_t* p, Vector x, int32_t n)
-    {
-        __m256i const bits = _mm256_castps_si256(x.value);
-        __m256i const odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-        __m256i const above = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
-        __m256 const rounded = _mm256_castsi256_ps(_mm256_and_si256(above, upperHalves()));
-        __m256 const isNan = _mm256_cmp_ps(x.value, x.value, _CMP_UNORD_Q);
-        _mm256_maskstore_ps(reinterpret_cast<float*>(p), firstLanes(n), _mm256_blendv_ps(rounded, x.value, isNan));
-    }
-    static Vector max(Vector x, Vector y) { return {_mm256_max_ps(x.value, y.value)}; } // y where one is NaN
-    static Vector min(Vector x, Vector y) { return {_mm256_min_ps(x.value, y.value)}; }
-    static Vector abs(Vector x) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0F), x.value)}; }
-    static Vector multiplyAdd(Vector x, Vector y, Vector z) { return {_mm256_fmadd_ps(x.value, y.value, z.value)}; }
-    static Vector round(Vector x)
-    {
-        return {_mm256_round_ps(x.value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-    }
-    static Vector timesPowerOf2(Vector x, Vector power) // of a normal number, from 2^-125 on
-    {
-        __m256i const exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(power.value), _mm256_set1_epi32(127)), 23);
-        return {_mm256_mul_ps(x.value, _mm256_castsi256_ps(exponent))};
-    }
-    static Vector inverse(Vector x) // to the last place or two
-    {
-        __m256 const y = _mm256_rcp_ps(x.value);
-        return {_mm256_mul_ps(y, _mm256_fnmadd_ps(x.value, y, _mm256_set1_ps(2.0F)))};
-    }
-    static Vector root(Vector x) { return {_mm256_sqrt_ps(x.value)}; }
-    static Vector whereNegative(Vector x, Vector then, Vector otherwise)
-    {
-        return {_mm256_blendv_ps(otherwise.value, then.value, _mm256_cmp_ps(x.value, _mm256_setzero_ps(), _CMP_LT_OQ))};
-    }
-    friend Vector operator-(Vector x, Vector y) { return {_mm256_sub_ps(x.value, y.value)}; }
-    friend Vector operator+(Vector x, Vector y) { return {_mm256_add_ps(x.value, y.value)}; }
-    friend Vector operator*(Vector x, Vector y) { return {_mm256_mul_ps(x.value, y.value)}; }
-};
+inline void storeBf16(uint8_t* p, Vector x, int32_t n)
+{
+    __m256i const bits = _mm256_castps_si256(x.value);
+    __m256i const odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i const above = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+    __m256 const rounded = _mm256_castsi256_ps(_mm256_and_si256(above, upperHalves()));
+    __m256 const isNan = _mm256_cmp_ps(x.value, x.value, _CMP_UNORD_Q);
+    _mm256_maskstore_ps(reinterpret_cast<float*>(p), firstLanes(n), _mm256_blendv_ps(rounded, x.value, isNan));
+}
+
+inline Vector min(Vector x, Vector y)
+{
+    return {_mm256_min_ps(x.value, y.value)};
+}
+
+inline Vector abs(Vector x)
+{
+    return {_mm256_andnot_ps(_mm256_set1_ps(-0.0F), x.value)};
+}
+
+inline Vector inverse(Vector x) // to the last place or two
+{
+    __m256 const y = _mm256_rcp_ps(x.value);
+    return {_mm256_mul_ps(y, _mm256_fnmadd_ps(x.value, y, _mm256_set1_ps(2.0F)))};
+}
+
+inline Vector root(Vector x)
+{
+    return {_mm256_sqrt_ps(x.value)};
+}
+
+inline Vector whereNegative(Vector x, Vector then, Vector otherwise)
+{
+    return {_mm256_blendv_ps(otherwise.value, then.value, _mm256_cmp_ps(x.value, _mm256_setzero_ps(), _CMP_LT_OQ))};
+}
 
 inline __m256i broadcastGroup(uint8_t const* p)
 {

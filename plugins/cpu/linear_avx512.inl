@@ -1,7 +1,6 @@
 // Vectors of AVX-512 (F, BW). ADTP_VNNI and ADTP_BF16: dot products of that extension in place of widening.
 #include "linear.h"
-
-#include <immintrin.h>
+#include "vectors_avx512.inl"
 
 #include <cstring>
 
@@ -10,67 +9,56 @@ namespace adtp
 namespace
 {
 
-inline __mmask16 firstLanes(int32_t n)
-{
-    return static_cast<__mmask16>((1U << n) - 1U);
-}
-
 inline __m512i upperHalves()
 {
     return _mm512_set1_epi32(static_cast<int32_t>(0xFFFF0000U));
 }
 
-struct Vector
+inline void storeBytes(uint8_t* p, Vector x, int32_t n) // whole numbers from 0; above 255 they become that
 {
-    static constexpr int32_t kLanes = 16;
-    __m512 value;
+    _mm512_mask_cvtusepi32_storeu_epi8(p, firstLanes(n), _mm512_cvtps_epi32(x.value));
+}
 
-    static Vector of(float x) { return {_mm512_set1_ps(x)}; }
-    static Vector load(float const* p) { return {_mm512_loadu_ps(p)}; }
-    static Vector loadSome(float const* p, int32_t n) { return {_mm512_maskz_loadu_ps(firstLanes(n), p)}; }
-    static void store(float* p, Vector x) { _mm512_storeu_ps(p, x.value); }
-    static void storeSome(float* p, Vector x, int32_t n) { _mm512_mask_storeu_ps(p, firstLanes(n), x.value); }
-    static void storeBytes(uint8_t* p, Vector x, int32_t n) // whole numbers from 0; above 255 they become that
-    {
-        _mm512_mask_cvtusepi32_storeu_epi8(p, firstLanes(n), _mm512_cvtps_epi32(x.value));
-    }
-    static void storeBf16(uint8_t* p, Vector x, int32_t n)
-    {
+inline void storeBf16(uint8_t* p, Vector x, int32_t n)
+{
 #ifdef ADTP_BF16
-        auto const some = (__m256i)_mm512_cvtneps_pbh(x.value);
-        _mm512_mask_cvtepi32_storeu_epi16(p, firstLanes(n), _mm512_cvtepu16_epi32(some));
+    auto const some = (__m256i)_mm512_cvtneps_pbh(x.value);
+    _mm512_mask_cvtepi32_storeu_epi16(p, firstLanes(n), _mm512_cvtepu16_epi32(some));
 #else
-        __m512i const bits = _mm512_castps_si512(x.value);
-        __m512i const odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-        __m512i const above = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
-        __mmask16 const isNumber = _mm512_cmp_ps_mask(x.value, x.value, _CMP_ORD_Q);
-        __m512i const rounded = _mm512_mask_and_epi32(bits, isNumber, above, upperHalves());
-        _mm512_mask_storeu_epi32(p, firstLanes(n), rounded);
+    __m512i const bits = _mm512_castps_si512(x.value);
+    __m512i const odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i const above = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+    __mmask16 const isNumber = _mm512_cmp_ps_mask(x.value, x.value, _CMP_ORD_Q);
+    __m512i const rounded = _mm512_mask_and_epi32(bits, isNumber, above, upperHalves());
+    _mm512_mask_storeu_epi32(p, firstLanes(n), rounded);
 #endif
-    }
-    static Vector max(Vector x, Vector y) { return {_mm512_max_ps(x.value, y.value)}; } // y where one is NaN
-    static Vector min(Vector x, Vector y) { return {_mm512_min_ps(x.value, y.value)}; }
-    static Vector abs(Vector x) { return {_mm512_abs_ps(x.value)}; }
-    static Vector multiplyAdd(Vector x, Vector y, Vector z) { return {_mm512_fmadd_ps(x.value, y.value, z.value)}; }
-    static Vector round(Vector x)
-    {
-        return {_mm512_roundscale_ps(x.value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-    }
-    static Vector timesPowerOf2(Vector x, Vector power) { return {_mm512_scalef_ps(x.value, power.value)}; }
-    static Vector inverse(Vector x) // to the last place or two
-    {
-        __m512 const y = _mm512_rcp14_ps(x.value);
-        return {_mm512_mul_ps(y, _mm512_fnmadd_ps(x.value, y, _mm512_set1_ps(2.0F)))};
-    }
-    static Vector root(Vector x) { return {_mm512_sqrt_ps(x.value)}; }
-    static Vector whereNegative(Vector x, Vector then, Vector otherwise)
-    {
-        return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.value, _mm512_setzero_ps(), _CMP_LT_OQ), otherwise.value, then.value)};
-    }
-    friend Vector operator-(Vector x, Vector y) { return {_mm512_sub_ps(x.value, y.value)}; }
-    friend Vector operator+(Vector x, Vector y) { return {_mm512_add_ps(x.value, y.value)}; }
-    friend Vector operator*(Vector x, Vector y) { return {_mm512_mul_ps(x.value, y.value)}; }
-};
+}
+
+inline Vector min(Vector x, Vector y)
+{
+    return {_mm512_min_ps(x.value, y.value)};
+}
+
+inline Vector abs(Vector x)
+{
+    return {_mm512_abs_ps(x.value)};
+}
+
+inline Vector inverse(Vector x) // to the last place or two
+{
+    __m512 const y = _mm512_rcp14_ps(x.value);
+    return {_mm512_mul_ps(y, _mm512_fnmadd_ps(x.value, y, _mm512_set1_ps(2.0F)))};
+}
+
+inline Vector root(Vector x)
+{
+    return {_mm512_sqrt_ps(x.value)};
+}
+
+inline Vector whereNegative(Vector x, Vector then, Vector otherwise)
+{
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.value, _mm512_setzero_ps(), _CMP_LT_OQ), otherwise.value, then.value)};
+}
 
 inline __m512i broadcastGroup(uint8_t const* p)
 {

@@ -3,8 +3,7 @@
 // These instructions multiply signed by signed bytes. So a row's numbers are stored less 128, and so is its zero point where it is taken
 // off: sums of (u - 128) * w less (zero - 128) times the sum of w are the integers that all other levels have.
 #include "linear.h"
-
-#include <arm_neon.h>
+#include "vectors_neon.inl"
 
 #include <cstring>
 
@@ -13,80 +12,57 @@ namespace adtp
 namespace
 {
 
-struct Vector
+inline void storeBytes(uint8_t* p, Vector x, int32_t n) // whole numbers from 0, less 128; above 255 they become that
 {
-    static constexpr int32_t kLanes = 4;
-    float32x4_t value;
+    uint16x4_t const words = vqmovn_u32(vcvtq_u32_f32(x.value));
+    uint8x8_t const bytes = veor_u8(vqmovn_u16(vcombine_u16(words, words)), vdup_n_u8(128));
+    uint32_t const four = vget_lane_u32(vreinterpret_u32_u8(bytes), 0);
+    if (n == Vector::kLanes)
+    {
+        std::memcpy(p, &four, sizeof(four));
+        return;
+    }
+    for (int32_t i = 0; i < n; ++i)
+    {
+        p[i] = static_cast<uint8_t>(four >> 8 * i);
+    }
+}
 
-    static Vector of(float x) { return {vdupq_n_f32(x)}; }
-    static Vector load(float const* p) { return {vld1q_f32(p)}; }
-    static Vector loadSome(float const* p, int32_t n)
-    {
-        float some[kLanes] = {};
-        for (int32_t i = 0; n < kLanes && i < n; ++i)
-        {
-            some[i] = p[i];
-        }
-        return load(n < kLanes ? some : p);
-    }
-    static void store(float* p, Vector x) { vst1q_f32(p, x.value); }
-    static void storeSome(float* p, Vector x, int32_t n)
-    {
-        float some[kLanes];
-        store(some, x);
-        for (int32_t i = 0; i < n; ++i)
-        {
-            p[i] = some[i];
-        }
-    }
-    static void storeBytes(uint8_t* p, Vector x, int32_t n) // whole numbers from 0, less 128; above 255 they become that
-    {
-        uint16x4_t const words = vqmovn_u32(vcvtq_u32_f32(x.value));
-        uint8x8_t const bytes = veor_u8(vqmovn_u16(vcombine_u16(words, words)), vdup_n_u8(128));
-        uint32_t const four = vget_lane_u32(vreinterpret_u32_u8(bytes), 0);
-        if (n == kLanes)
-        {
-            std::memcpy(p, &four, sizeof(four));
-            return;
-        }
-        for (int32_t i = 0; i < n; ++i)
-        {
-            p[i] = static_cast<uint8_t>(four >> 8 * i);
-        }
-    }
-    static void storeBf16(uint8_t* p, Vector x, int32_t n)
-    {
-        uint32x4_t const bits = vreinterpretq_u32_f32(x.value);
-        uint32x4_t const odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
-        uint32x4_t const above = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7FFF)));
-        uint32x4_t const rounded = vandq_u32(above, vdupq_n_u32(0xFFFF0000U));
-        Vector const y = {vbslq_f32(vceqq_f32(x.value, x.value), vreinterpretq_f32_u32(rounded), x.value)};
-        auto* const place = reinterpret_cast<float*>(p);
-        n < kLanes ? storeSome(place, y, n) : store(place, y);
-    }
-    static Vector max(Vector x, Vector y) // y where one is NaN
-    {
-        return {vbslq_f32(vcgtq_f32(x.value, y.value), x.value, y.value)};
-    }
-    static Vector min(Vector x, Vector y) { return {vbslq_f32(vcltq_f32(x.value, y.value), x.value, y.value)}; }
-    static Vector abs(Vector x) { return {vabsq_f32(x.value)}; }
-    static Vector multiplyAdd(Vector x, Vector y, Vector z) { return {vfmaq_f32(z.value, x.value, y.value)}; }
-    static Vector round(Vector x) { return {vrndnq_f32(x.value)}; }
-    static Vector timesPowerOf2(Vector x, Vector power) // of a normal number, from 2^-125 on
-    {
-        int32x4_t const exponent = vshlq_n_s32(vcvtnq_s32_f32(power.value), 23); // 0 where the power is NaN
-        return {vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x.value), exponent))};
-    }
-    static Vector inverse(Vector x) { return {vdivq_f32(vdupq_n_f32(1.0F), x.value)}; }
-    static Vector root(Vector x) { return {vsqrtq_f32(x.value)}; }
-    static Vector whereNegative(Vector x, Vector then, Vector otherwise)
-    {
-        return {vbslq_f32(vcltzq_f32(x.value), then.value, otherwise.value)};
-    }
-    friend Vector operator-(Vector x, Vector y) { return {vsubq_f32(x.value, y.value)}; }
-    friend Vector operator+(Vector x, Vector y) { return {vaddq_f32(x.value, y.value)}; }
-    friend Vector operator*(Vector x, Vector y) { return {vmulq_f32(x.value, y.value)}; }
-};
+inline void storeBf16(uint8_t* p, Vector x, int32_t n)
+{
+    uint32x4_t const bits = vreinterpretq_u32_f32(x.value);
+    uint32x4_t const odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    uint32x4_t const above = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7FFF)));
+    uint32x4_t const rounded = vandq_u32(above, vdupq_n_u32(0xFFFF0000U));
+    Vector const y = {vbslq_f32(vceqq_f32(x.value, x.value), vreinterpretq_f32_u32(rounded), x.value)};
+    auto* const place = reinterpret_cast<float*>(p);
+    n < Vector::kLanes ? Vector::storeSome(place, y, n) : Vector::store(place, y);
+}
+
+inline Vector min(Vector x, Vector y)
+{
+    return {vbslq_f32(vcltq_f32(x.value, y.value), x.value, y.value)};
+}
+
+inline Vector abs(Vector x)
+{
+    return {vabsq_f32(x.value)};
+}
+
+inline Vector inverse(Vector x)
+{
+    return {vdivq_f32(vdupq_n_f32(1.0F), x.value)};
+}
+
+inline Vector root(Vector x)
+{
+    return {vsqrtq_f32(x.value)};
+}
+
+inline Vector whereNegative(Vector x, Vector then, Vector otherwise)
+{
+    return {vbslq_f32(vcltzq_f32(x.value), then.value, otherwise.value)};
+}
 
 struct Bf16
 {

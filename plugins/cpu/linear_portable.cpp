@@ -1,4 +1,5 @@
-// For every processor: four lanes, which compilers map to the vectors that all 64-bit processors have.
+// For every processor: four lanes, which compilers map to the vectors that all 64-bit processors have. They are an array here. With a
+// vector type, as attention has it, GCC fuses other multiplications with additions where it divides rows otherwise.
 #include "linear.h"
 #include "types.h"
 
@@ -45,32 +46,9 @@ struct Vector
             p[i] = x.value[i];
         }
     }
-    static void storeBytes(uint8_t* p, Vector x, int32_t n) // whole numbers from 0; above 255 they become that
-    {
-        for (int32_t i = 0; i < n; ++i)
-        {
-            p[i] = static_cast<uint8_t>(x.value[i] < 255.0F ? x.value[i] : 255.0F);
-        }
-    }
-    static void storeBf16(uint8_t* p, Vector x, int32_t n)
-    {
-        for (int32_t i = 0; i < n; ++i)
-        {
-            uint32_t const bits = uint32_t{toBfloat(x.value[i])} << 16;
-            std::memcpy(p + 4 * i, &bits, sizeof(bits));
-        }
-    }
     static Vector max(Vector x, Vector y) // y where one is NaN
     {
         return each([=](int32_t i) { return x.value[i] > y.value[i] ? x.value[i] : y.value[i]; });
-    }
-    static Vector min(Vector x, Vector y)
-    {
-        return each([=](int32_t i) { return x.value[i] < y.value[i] ? x.value[i] : y.value[i]; });
-    }
-    static Vector abs(Vector x)
-    {
-        return each([=](int32_t i) { return x.value[i] < 0.0F ? -x.value[i] : x.value[i]; });
     }
     static Vector multiplyAdd(Vector x, Vector y, Vector z)
     {
@@ -90,18 +68,6 @@ struct Vector
             return x.value[i] * factor;
         });
     }
-    static Vector inverse(Vector x)
-    {
-        return each([=](int32_t i) { return 1.0F / x.value[i]; });
-    }
-    static Vector root(Vector x)
-    {
-        return each([=](int32_t i) { return ::sqrtf(x.value[i]); });
-    }
-    static Vector whereNegative(Vector x, Vector then, Vector otherwise)
-    {
-        return each([=](int32_t i) { return x.value[i] < 0.0F ? then.value[i] : otherwise.value[i]; });
-    }
     friend Vector operator-(Vector x, Vector y)
     {
         return each([=](int32_t i) { return x.value[i] - y.value[i]; });
@@ -115,6 +81,48 @@ struct Vector
         return each([=](int32_t i) { return x.value[i] * y.value[i]; });
     }
 };
+
+inline void storeBytes(uint8_t* p, Vector x, int32_t n) // whole numbers from 0; above 255 they become that
+{
+    for (int32_t i = 0; i < n; ++i)
+    {
+        p[i] = static_cast<uint8_t>(x.value[i] < 255.0F ? x.value[i] : 255.0F);
+    }
+}
+
+inline void storeBf16(uint8_t* p, Vector x, int32_t n)
+{
+    for (int32_t i = 0; i < n; ++i)
+    {
+        uint32_t const bits = uint32_t{toBfloat(x.value[i])} << 16;
+        std::memcpy(p + 4 * i, &bits, sizeof(bits));
+    }
+}
+
+inline Vector min(Vector x, Vector y)
+{
+    return Vector::each([=](int32_t i) { return x.value[i] < y.value[i] ? x.value[i] : y.value[i]; });
+}
+
+inline Vector abs(Vector x)
+{
+    return Vector::each([=](int32_t i) { return x.value[i] < 0.0F ? -x.value[i] : x.value[i]; });
+}
+
+inline Vector inverse(Vector x)
+{
+    return Vector::each([=](int32_t i) { return 1.0F / x.value[i]; });
+}
+
+inline Vector root(Vector x)
+{
+    return Vector::each([=](int32_t i) { return ::sqrtf(x.value[i]); });
+}
+
+inline Vector whereNegative(Vector x, Vector then, Vector otherwise)
+{
+    return Vector::each([=](int32_t i) { return x.value[i] < 0.0F ? then.value[i] : otherwise.value[i]; });
+}
 
 struct Bf16
 {

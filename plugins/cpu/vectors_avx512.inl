@@ -1,4 +1,6 @@
-// Vectors of AVX512F.
+// Vectors of AVX512F: what attention and products both need.
+#pragma once
+
 #include <immintrin.h>
 
 #include <cstdint>
@@ -8,6 +10,11 @@ namespace adtp
 namespace
 {
 
+inline __mmask16 firstLanes(int32_t n)
+{
+    return static_cast<__mmask16>((1U << n) - 1U);
+}
+
 struct Vector
 {
     static constexpr int32_t kLanes = 16;
@@ -16,9 +23,8 @@ struct Vector
     static Vector of(float x) { return {_mm512_set1_ps(x)}; }
     static Vector load(float const* p) { return {_mm512_loadu_ps(p)}; }
     static void store(float* p, Vector x) { _mm512_storeu_ps(p, x.value); }
-    static __mmask16 first(int32_t n) { return static_cast<__mmask16>((1U << n) - 1U); }
-    static Vector loadSome(float const* p, int32_t n) { return {_mm512_maskz_loadu_ps(first(n), p)}; }
-    static void storeSome(float* p, Vector x, int32_t n) { _mm512_mask_storeu_ps(p, first(n), x.value); }
+    static Vector loadSome(float const* p, int32_t n) { return {_mm512_maskz_loadu_ps(firstLanes(n), p)}; }
+    static void storeSome(float* p, Vector x, int32_t n) { _mm512_mask_storeu_ps(p, firstLanes(n), x.value); }
     static Vector max(Vector x, Vector y) { return {_mm512_max_ps(x.value, y.value)}; } // y where one is NaN
     static Vector multiplyAdd(Vector x, Vector y, Vector z) { return {_mm512_fmadd_ps(x.value, y.value, z.value)}; }
     static Vector round(Vector x)
@@ -61,8 +67,6 @@ struct Vector
     friend Vector operator*(Vector x, Vector y) { return {_mm512_mul_ps(x.value, y.value)}; }
     friend Vector operator/(Vector x, Vector y) { return {_mm512_div_ps(x.value, y.value)}; }
 };
-
-constexpr int32_t kSums = 24; // vectors of a tile; they leave 8 of 32 registers to its factors
 
 } // namespace
 } // namespace adtp
