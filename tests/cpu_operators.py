@@ -59,6 +59,20 @@ def lanewise_library(tmp_path_factory):
     return library
 
 
+@pytest.fixture(scope="module")
+def tiles_library(tmp_path_factory):
+    """Path of a library of products in lower precision whose tiles are emulated: "amx" runs on processors with AVX512_BF16."""
+    library = tmp_path_factory.mktemp("tiles") / "tiles.so"
+    defined = ("-DADTP_X86", "-DADTP_AMX", '-DADTP_SOURCES=""', "-include", EMULATED / "tiles.h")
+    objects = []
+    for source in sorted(SOURCES.glob("*.cpp")):
+        objects.append(library.with_name(f"{source.name}.o"))
+        command = ("c++", "-std=c++17", "-O1", "-fPIC", *defined, *COMPILED_FOR.get(source.stem, ()))
+        subprocess.run([*command, "-c", source, "-o", objects[-1]], check=True)
+    subprocess.run(["c++", "-shared", *objects, "-o", library], check=True)
+    return library
+
+
 @pytest.fixture(scope="session")
 def operators_library(request, tmp_path_factory):
     """Path of the library: a copy of the package's, as if it had been built here. Where there is none, it is built."""

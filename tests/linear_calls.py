@@ -12,6 +12,7 @@ from adtp_export.ops.onnx_linear import bf16_weight, int8_weight
 OF_X86 = ("amx", "avx512_bf16", "avx512_vnni", "avx2_vnni", "avx512", "avx2")
 OF_ARM = ("neon_dotprod", "neon")
 LEVELS = (*(OF_ARM if platform.machine().lower() in ("aarch64", "arm64") else OF_X86), "portable")
+TILES = "amx, emulated"
 EPS = float(np.finfo(np.float32).eps)
 GELU_ERROR = 1e-6
 """erf is off by 1.5e-7 and everything else rounds a few times: of x, this much."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear_calls import BY_COLUMNS, LEVELS, constants, make_factors, make_product, multiply, normed, run_chain
+from linear_calls import BY_COLUMNS, LEVELS, TILES, constants, make_factors, make_product, multiply, normed, run_chain
 
 
 class Kernel:
@@ -22,12 +22,15 @@ class Kernel:
         return x
 
 
-@pytest.fixture(scope="module", params=LEVELS)
-def kernel(request, operators_library):
-    made = Kernel(operators_library, request.param)
+@pytest.fixture(scope="module", params=[*LEVELS, pytest.param(TILES, marks=pytest.mark.slow)])
+def kernel(request):
+    library = request.getfixturevalue("tiles_library" if request.param == TILES else "operators_library")
+    made = Kernel(library, request.param.split(",")[0])
     x, products, others = make_chain("bf16", 1, (4, 16))
     if made.chain(x, products, others) is None:
-        pytest.skip(f"this processor has no {request.param}")
+        pytest.skip(
+            f"this processor has no {'avx512_bf16, for emulated tiles' if request.param == TILES else made.level}"
+        )
     return made
 
 

@@ -5,10 +5,10 @@ import subprocess
 
 import numpy as np
 import pytest
-from cpu_operators import COMPILED_FOR
+from cpu_operators import COMPILED_FOR, EMULATED
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear_calls import LEVELS, OF_ARM, OF_X86, constants, expected, make_factors, make_product, multiply
+from linear_calls import LEVELS, OF_ARM, OF_X86, TILES, constants, expected, make_factors, make_product, multiply
 from testbed import ROOT
 
 from adtp_export.contract import (
@@ -30,16 +30,18 @@ ANYWHERE = ("linear", "linear_portable", "linear_neon", "linear_neon_dotprod", "
 ATTRIBUTE = r'<ort::KernelInfoGet\w+>\(info, "(\w+)"'
 
 
-@pytest.fixture(scope="module", params=LEVELS)
-def kernel(request, operators_library):
+@pytest.fixture(scope="module", params=[*LEVELS, pytest.param(TILES, marks=pytest.mark.slow)])
+def kernel(request):
     """One form of the kernel."""
+    library = request.getfixturevalue("tiles_library" if request.param == TILES else "operators_library")
+    level = request.param.split(",")[0]
 
     def run(x, tensors, bias, gelu):
-        return multiply(operators_library, x, tensors, bias, gelu, request.param)
+        return multiply(library, x, tensors, bias, gelu, level)
 
     x, weight, bias = make_product(1, 4, 16)
     if run(x, constants("bf16", weight), bias, False) is None:
-        pytest.skip(f"this processor has no {request.param}")
+        pytest.skip(f"this processor has no {'avx512_bf16, for emulated tiles' if request.param == TILES else level}")
     return run
 
 
@@ -180,9 +182,11 @@ def test_names_are_those_of_the_contract():
 
 
 @pytest.mark.slow
-def test_under_sanitizers(tmp_path):
-    """No read or write outside, and nothing undefined, in all forms and sizes around tiles. What AMX reads into tiles is not seen."""
+@pytest.mark.parametrize("tiles", [[], ["-include", EMULATED / "tiles.h"]], ids=["", "emulated tiles"])
+def test_under_sanitizers(tmp_path, tiles):
+    """No read or write outside, and nothing undefined, in all forms and sizes around tiles, whose own reads only emulated tiles show."""
     flags = [
+        *tiles,
         "-std=c++17",
         "-O1",
         "-g",
@@ -204,3 +208,4 @@ def test_under_sanitizers(tmp_path):
     ran = subprocess.run([program], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "portable" in ran.stdout
+    assert not tiles or ("avx512_bf16" in ran.stdout) == ("amx" in ran.stdout)
