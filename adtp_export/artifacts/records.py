@@ -172,15 +172,15 @@ class Target:
 class Note:
     """Something to know about an export.
 
-    about: a target's name, a file of the output directory, `VERIFICATION`, or "" for what the newest run says of itself.
+    about: a target's name, a file of the output directory, `VERIFICATION`, `TIMING`, or "" for what the newest run says of itself.
     """
 
     text: str
     about: str = ""
 
 
-VERIFICATION = "verification"
-"""What notes on the rows of a verification are about."""
+VERIFICATION, TIMING = "verification", "timing"
+"""What notes on the rows of a verification, and on times, are about."""
 
 _CONTRACT_PARITY = ("max_abs_logit_diff", "mean_abs_logit_diff", "prediction_agreement", "kept_token_agreement")
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from ..contract import HEAD_EMBEDDING
+from ..contract import HEAD_EMBEDDING, HEAD_SPANS
 from ..errors import InputError
 from ..model.checkpoint import Checkpoint, load_checkpoint, read_config
-from ..model.tokenizer import overruled
+from ..model.tokenizer import ignored_settings
 from ..options import ReadOptions
 from . import bge_m3, colbert, sentence_transformers
 
@@ -87,7 +87,10 @@ def _dense(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> 
     checkpoint = load_checkpoint(directory, options.allow_pickle, options.head)
     if checkpoint.student.config.head == HEAD_EMBEDDING and sentence_transformers.reading(directory).files:
         return sentence_transformers.as_its_teacher(checkpoint)
-    told = overruled(directory, checkpoint.tokenizer, checkpoint.max_tokens)
+    student, longest = checkpoint.student, checkpoint.max_tokens
+    if student.config.head == HEAD_SPANS:
+        longest = student.windows.within(longest).max_tokens
+    told = ignored_settings(directory, checkpoint.tokenizer, longest)
     return replace(checkpoint, notes=(*checkpoint.notes, *told))
 
 

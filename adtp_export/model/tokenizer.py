@@ -102,30 +102,28 @@ def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tok
     return tokenizer
 
 
-def overruled(directory: Path, tokenizer: Tokenizer, longest: int) -> tuple[str, ...]:
-    """Say which settings of `tokenizer_config.json` texts are not read by here, though transformers reads them by these.
-
-    Args:
-        longest: tokens that the model reads.
-    """
-    settings, told = _settings(directory), []
-    if settings.get("truncation_side", "right") != "right":
-        told.append("truncation_side: of a text that is too long its beginning is read, and not its end")
-    limit = settings.get("model_max_length")
-    if isinstance(limit, int) and 0 < limit < longest:
-        told.append(
-            f"model_max_length: texts are read up to {longest} tokens, and not up to {limit}, so long ones may have other answers"
-        )
-    normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
-    lower = normalizer.get("lowercase")
-    if lower is not None and settings.get("do_lower_case", lower) != lower:
-        told.append(f"do_lower_case: texts are {'' if lower else 'not '}put into lower case, as {TOKENIZER} says")
-    return tuple(f"{directory.name}: {TOKENIZER_SETTINGS} is overruled in {each}" for each in told)
-
-
 _WORD_PIECE = {"Bert", "DistilBert", "Electra", "ConvBert", "MobileBert", "SqueezeBert", "LayoutLM", "RetriBert"}
 _OWN_FILES = {"vocab.txt": _WORD_PIECE, "merges.txt": {"Roberta", "Bart", "Longformer"}}
 """Files of a tokenizer, and the kinds that are made of them here, as transformers calls their classes."""
+
+
+def ignored_settings(directory: Path, tokenizer: Tokenizer, longest: int) -> tuple[str, ...]:
+    """Say which settings of `tokenizer_config.json` are ignored here, and followed by transformers.
+
+    Args:
+        longest: tokens that the model reads of a text, or of a window of it.
+    """
+    settings, told = _settings(directory), []
+    if settings.get("truncation_side", "right") != "right":
+        told.append("truncation_side is ignored: long texts are cut at the end")
+    limit = settings.get("model_max_length")
+    if isinstance(limit, int) and 0 < limit < longest:
+        told.append(f"model_max_length, {limit}, is ignored: texts are read up to {longest} tokens")
+    kind = str(settings.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer")
+    lower = (json.loads(tokenizer.to_str())["normalizer"] or {}).get("lowercase")
+    if kind in _WORD_PIECE and lower is not None and settings.get("do_lower_case", True) != lower:
+        told.append(f"do_lower_case is ignored: texts are {'' if lower else 'not '}lower-cased, as {TOKENIZER} says")
+    return tuple(f"{directory.name}/{TOKENIZER_SETTINGS}: {each}" for each in told)
 
 
 def _check_kind(directory: Path, found: str, config: Any) -> None:

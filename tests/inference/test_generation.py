@@ -6,6 +6,7 @@ from html import escape
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from language_models import IMAGE, SIDE, STAGES, save_causal, save_llava
@@ -16,7 +17,16 @@ import adtp_export
 from adtp_export.artifacts import checks
 from adtp_export.cli import run
 from adtp_export.cli.run_prompts import said
-from adtp_export.contract import EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, VISION_MODEL, in_precision
+from adtp_export.contract import (
+    ATTENTION,
+    BF16_PRODUCTS,
+    EMBED_MODEL,
+    PREFILL_MODEL,
+    RECEIVED,
+    STEP_MODEL,
+    VISION_MODEL,
+    in_precision,
+)
 from adtp_export.errors import InputError
 from adtp_export.graph import program
 from adtp_export.inference import generation
@@ -124,6 +134,16 @@ def test_caches_have_the_precision(folder, tmp_path):
         answer = OnnxRuntimeEngine(path).run(feed)
         assert answer["present.3.key"].dtype == answer["present.0.value"].dtype == dtype
         assert answer["logits"].dtype == np.float32
+
+
+@pytest.mark.parametrize("name", [PREFILL_MODEL, STEP_MODEL])
+def test_attention_may_round_where_products_do(folder, tmp_path, name):
+    """In steps, too, whose attention is called without the module that it is of."""
+    program.lower_linear(folder / "out" / name, tmp_path / "lower.onnx")
+    nodes = [node for node in onnx.load(tmp_path / "lower.onnx").graph.node if node.op_type.startswith(ATTENTION)]
+    assert len(nodes) == 4
+    for node in nodes:
+        assert node.op_type.endswith(RECEIVED) != (BF16_PRODUCTS in {each.name for each in node.attribute})
 
 
 def test_a_target_that_is_not_there(folder):

@@ -26,6 +26,8 @@ from adtp_export.model.plain import check_code, head_of
 from adtp_export.model.tokenizer import load_tokenizer
 from adtp_export.pipeline.companions import write_companions
 
+NORMALIZER = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+
 HEADS = [name for name in registry.HEADS if name in CLASSES]
 """Those that a class of transformers says."""
 
@@ -327,16 +329,31 @@ def test_the_message_for_a_missing_package_names_it(tmp_path, monkeypatch):
         load_tokenizer(tmp_path, config)
 
 
-def test_what_a_tokenizer_says_in_vain_is_told(plain_bert):
+def test_settings_of_a_tokenizer_that_are_ignored_are_told(plain_bert):
     """These settings decide what transformers' tokenizers read, and are not followed here."""
     assert open_checkpoint(plain_bert).notes == ()
-    said_in_vain = {"truncation_side": "left", "model_max_length": 64, "do_lower_case": False}
-    edit_json(plain_bert / "tokenizer_config.json", **said_in_vain)
-    begins = "plain: tokenizer_config.json is overruled in "
-    side, limit, case = (note.removeprefix(begins) for note in open_checkpoint(plain_bert).notes)
-    assert side == "truncation_side: of a text that is too long its beginning is read, and not its end"
-    assert limit.startswith("model_max_length: texts are read up to 128 tokens, and not up to 64")
-    assert case == "do_lower_case: texts are put into lower case, as tokenizer.json says"
-    agrees = {"truncation_side": "right", "model_max_length": 10**30, "do_lower_case": True}
-    edit_json(plain_bert / "tokenizer_config.json", **agrees)
+    settings = plain_bert / "tokenizer_config.json"
+    edit_json(settings, truncation_side="left", model_max_length=64, do_lower_case=False)
+    side, limit, case = (
+        note.removeprefix("plain/tokenizer_config.json: ") for note in open_checkpoint(plain_bert).notes
+    )
+    assert side == "truncation_side is ignored: long texts are cut at the end"
+    assert limit == "model_max_length, 64, is ignored: texts are read up to 128 tokens"
+    assert case == "do_lower_case is ignored: texts are lower-cased, as tokenizer.json says"
+    edit_json(settings, tokenizer_class="PreTrainedTokenizerFast")  # which does not read do_lower_case either
+    assert len(open_checkpoint(plain_bert).notes) == 2
+    edit_json(
+        settings, truncation_side="right", model_max_length=10**30, do_lower_case=None, tokenizer_class="BertTokenizer"
+    )
     assert open_checkpoint(plain_bert).notes == ()
+    edit_json(plain_bert / "tokenizer.json", normalizer={"type": "BertNormalizer", "lowercase": False, **NORMALIZER})
+    (case,) = open_checkpoint(plain_bert).notes  # BertTokenizer lower-cases unless it is told not to
+    assert case.endswith("do_lower_case is ignored: texts are not lower-cased, as tokenizer.json says")
+
+
+def test_windows_of_questions_are_no_longer_than_the_tokenizer_says(tmp_path):
+    directory = write_plain(tmp_path / "plain", "spans")
+    edit_json(
+        directory / "tokenizer_config.json", model_max_length=open_checkpoint(directory).student.windows.max_tokens
+    )
+    assert not any("model_max_length" in note for note in open_checkpoint(directory).notes)

@@ -5,19 +5,21 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from testbed import DEMO
 
 from adtp_export.artifacts.manifest import write_manifest
-from adtp_export.artifacts.records import VERIFICATION, Manifest, Note, Parity, ShapeRange, Target
+from adtp_export.artifacts.records import TIMING, VERIFICATION, Manifest, Note, Parity, ShapeRange, Target
 from adtp_export.cli.console import Console
 from adtp_export.cli.export import _summarize
-from adtp_export.errors import InputError
+from adtp_export.errors import EngineBuildError, InputError
 from adtp_export.explain.records import Views
 from adtp_export.model.checkpoint import load_checkpoint
+from adtp_export.pipeline.export import timing
 from adtp_export.pipeline.export.context import ExportContext, StepResult
 from adtp_export.pipeline.export.engines import ship_plugin_libraries
-from adtp_export.pipeline.export.manifest import joined, make_manifest
+from adtp_export.pipeline.export.manifest import joined, make_manifest, with_times
 from adtp_export.pipeline.export.quantize import Calibration
 from adtp_export.pipeline.export.reference import Verification
 from adtp_export.pipeline.progress import Steps
@@ -135,6 +137,59 @@ def test_a_file_that_changed_is_known_no_longer(exported, tmp_path):
     known = second.targets[FP32]
     assert (known.status, known.parity, known.verification, known.details) == ("unverified", None, {}, {})
     assert second.notes == ()
+
+
+def test_notes_on_times_are_of_the_run_that_timed(exported, tmp_path):
+    first = exported(
+        {FP32: verified(FP32, 0.25), INT8: verified(INT8, 0.1, **QUANTIZED)}, "a.tsv", [Note("old", TIMING)]
+    )
+    for timed, told in ((False, ["old", "new"]), (True, ["new"])):
+        update = dataclasses.replace(
+            first, targets={FP16: verified(FP16, 0.75)}, notes=(Note("new", "" if not timed else TIMING),)
+        )
+        assert [note.text for note in joined(update, first, tmp_path, timed=timed).notes] == told
+
+
+def test_times_of_two_runs_do_not_stand_together(exported):
+    """Those that this run did not time are forgotten, but for those of another kind of machine."""
+    here, there = {"fingerprint": "here", "p50_ms": 1.0, "timed_on": "1x8"}, {"fingerprint": "there", "p50_ms": 2.0}
+    manifest = exported(
+        {FP32: verified(FP32, 0.1, **here), FP16: verified(FP16, 0.1, **here), INT8: verified(INT8, 0.1, **there)}
+    )
+    assert with_times(manifest, {}) == manifest
+    new = {"fingerprint": "here", "p50_ms": 3.0, "timed_on": "2x8"}
+    targets = with_times(manifest, {FP32: new}).targets
+    assert (targets[FP32].details, targets[FP16].details, targets[INT8].details) == (new, {}, there)
+
+
+def test_earlier_targets_are_timed_with_new_ones(exported, tmp_path, monkeypatch):
+    """By precision, the highest first. One that does not open is left out, and so is one of a version to come."""
+    ms, refused = {FP32: 2.0, FP16: 4.0, INT8: 1.0}, set()
+
+    def opened(run, found, name, spec, target):
+        if name in refused:
+            raise EngineBuildError(name)
+
+    monkeypatch.setattr(timing, "_opened", opened)
+    monkeypatch.setattr(timing, "_timed_batch", lambda run, batches: {"input_ids": np.zeros((1, 8))})
+    monkeypatch.setattr(timing, "in_this_process", lambda engines: lambda name, batch: ms[name])
+    monkeypatch.setattr(
+        timing, "measure", lambda rounds, names, time_ms, *rest, **more: {name: [time_ms(name, {})] for name in names}
+    )
+    before = exported({name: verified(name, 0.1) for name in (INT8, FP32)}).targets
+    before["onnxruntime-cpu-fp4"] = before[FP32]
+    made, run = exported({FP16: verified(FP16, 0.1)}).targets, SimpleNamespace(engines={}, work=tmp_path, steps=Steps())
+    for timed in ([FP32, FP16, INT8], [FP32, FP16]):
+        found = timing.time_targets(run, SimpleNamespace(batches=[]), made, before, 2)
+        assert list(found.details) == timed
+        (note,) = found.notes
+        assert note.text.startswith("fp16 is not faster than fp32")
+        assert note.about == TIMING
+        refused.add(INT8)
+    refused.add(FP16)
+    with pytest.raises(EngineBuildError):
+        timing.time_targets(run, SimpleNamespace(batches=[]), made, before, 2)
+    assert not timing.time_targets(run, SimpleNamespace(batches=[]), {}, before, 2).details
 
 
 def test_measures_on_different_rows_stand_in_different_tables(updated):

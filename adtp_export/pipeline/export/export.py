@@ -122,6 +122,6 @@ def _fill(run: ExportContext, plan: ExportPlan) -> Manifest:
     found += StepResult(notes=plan.notes)
     manifest = make_manifest(run, found, verification, calibration)
     if previous is not None:
-        manifest = joined(manifest, previous, run.work)
+        manifest = joined(manifest, previous, run.work, timed=bool(times))
     manifest = with_times(manifest, times)
     return write_reports(run, plan, manifest, verification.views if verification else None)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...artifacts.records import RANDOM_IDS, UNVERIFIED, VERIFICATION, Manifest, Note, Target, file_entry
+from ...artifacts.records import RANDOM_IDS, TIMING, UNVERIFIED, VERIFICATION, Manifest, Note, Target, file_entry
 from ...environment import versions
 from .context import ExportContext, StepResult
 from .quantize import Calibration
@@ -55,16 +55,25 @@ def known(previous: Manifest, work: Path) -> dict[str, Target]:
 
 
 def with_times(manifest: Manifest, times: Mapping[str, Mapping[str, Any]]) -> Manifest:
-    """Add the details of targets that were timed, each in place of earlier ones."""
-    targets = {
-        name: dataclasses.replace(target, details={**target.details, **times.get(name, {})})
-        for name, target in manifest.targets.items()
-    }
+    """Put the details of targets that were timed in place of earlier ones.
+
+    Earlier times of this kind of machine are forgotten where a target was not timed with the others.
+    """
+    here = {details["fingerprint"] for details in times.values()}
+    targets = {}
+    for name, target in manifest.targets.items():
+        forgotten = TIMES if target.details.get("fingerprint") in here else ()
+        details = {key: value for key, value in target.details.items() if key not in forgotten}
+        targets[name] = dataclasses.replace(target, details={**details, **times.get(name, {})})
     return dataclasses.replace(manifest, targets=targets)
 
 
-def joined(manifest: Manifest, previous: Manifest, work: Path) -> Manifest:
-    """Add to the manifest of a run what an earlier one knew about files in `work`."""
+def joined(manifest: Manifest, previous: Manifest, work: Path, timed: bool = False) -> Manifest:
+    """Add to the manifest of a run what an earlier one knew about files in `work`.
+
+    Args:
+        timed: this run timed targets, so that notes on earlier times no longer hold.
+    """
     better = {name: _better_known(name, target, previous, work) for name, target in manifest.targets.items()}
     targets = {**known(previous, work), **better}
     newest = manifest if manifest.verification else previous
@@ -74,11 +83,11 @@ def joined(manifest: Manifest, previous: Manifest, work: Path) -> Manifest:
         targets=targets,
         retention=newest.retention,
         verification=newest.verification,
-        notes=_notes(manifest, previous, {name: t for name, t in targets.items() if t is previous.targets.get(name)}),
+        notes=_notes(manifest, previous, {n: t for n, t in targets.items() if t is previous.targets.get(n)}, timed),
     )
 
 
-def _notes(manifest: Manifest, previous: Manifest, known: Mapping[str, Target]) -> tuple[Note, ...]:
+def _notes(manifest: Manifest, previous: Manifest, known: Mapping[str, Target], timed: bool) -> tuple[Note, ...]:
     """Return what still holds of earlier notes, and those of this run.
 
     Args:
@@ -87,6 +96,7 @@ def _notes(manifest: Manifest, previous: Manifest, known: Mapping[str, Target]) 
     kept = {*known, *(target.file for target in known.values())}
     files = {target.file for target in manifest.targets.values()}
     rows = {VERIFICATION} if manifest.verification else set()
+    rows |= {TIMING} if timed else set()
     again = {"", *(note.about for note in manifest.notes), *manifest.targets, *previous.targets, *files, *rows} - kept
     before = [note for note in previous.notes if note.about not in again]
     return (*before, *(note for note in manifest.notes if note.about not in kept))

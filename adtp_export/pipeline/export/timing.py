@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...artifacts.records import VERIFIED, Note, Target
+from ...artifacts.records import TIMING, VERIFIED, Note, Target
 from ...benchmarking.interleaved_timing import MIN_ROUNDS, Limits, in_this_process, measure
 from ...benchmarking.workloads import Workload
 from ...contract import INPUT_IDS
 from ...data.tokenize import Batch
 from ...environment import fingerprint, machine
+from ...errors import EngineBuildError
 from ...runtimes import Engine
-from ...targets.specs import PRECOMPUTED, RUNTIMES, TargetSpec
+from ...targets.choice import runnable
+from ...targets.specs import PRECISIONS, PRECOMPUTED, RUNTIMES, TargetSpec
 from ...verify.oracle import OracleRun
 from .context import LARGE_BYTES, ExportContext, stored_bytes
 
@@ -24,10 +27,10 @@ TIMING_FLOPS = 2e11
 
 
 class Timing(NamedTuple):
-    """What timing found out. details: of each target, for its entry in the manifest."""
+    """What timing found out. details: of each target, for its entry in the manifest; empty where nothing was timed."""
 
-    details: Mapping[str, Mapping[str, Any]]
-    notes: tuple[Note, ...]
+    details: Mapping[str, Mapping[str, Any]] = {}
+    notes: tuple[Note, ...] = ()
 
 
 def time_targets(
@@ -40,32 +43,41 @@ def time_targets(
     Args:
         oracle: has the batches.
         made: targets of this run; where none of them can be timed, none is.
-        before: of earlier runs. They are timed again, because only times of one run can be compared.
+        before: of earlier runs. They are timed again, because only times of one run can be compared. One that does not open is left out.
         at_least: so many targets; fewer are not timed.
     """
     targets = {**before, **made}
-    specs = {name: TargetSpec.parse(name) for name, target in targets.items() if target.status == VERIFIED}
-    timed = {name: spec for name, spec in specs.items() if spec.is_timed and RUNTIMES[spec.runtime].runs_here(spec)}
+    specs = {
+        name: spec for name, spec in runnable(targets).items() if targets[name].status == VERIFIED and spec.is_timed
+    }
     opened = dict(run.engines)
     run.engines.clear()
-    if len(timed) < at_least or not timed.keys() & made.keys():
-        return Timing({}, ())
+    if len(specs) < at_least or not specs.keys() & made.keys():
+        return Timing()
+    timed = dict(
+        sorted(specs.items(), key=lambda item: (PRECISIONS.index(item[1].precision), item[1].form == PRECOMPUTED))
+    )
     batch = _timed_batch(run, [each.batch for each in oracle.batches])
     shape = "x".join(map(str, batch["input_ids"].shape))
     alone = any(stored_bytes(run.work / targets[name].file) > LARGE_BYTES for name in timed)
     medians: dict[str, float] = {}
     with run.steps.step("timing_s", f"timing {', '.join(timed)} on {shape}") as progress:
         for names in [[name] for name in timed] if alone else [[*timed]]:
-            engines = {name: _opened(run, opened, name, timed[name], targets[name]) for name in names}
+            engines = {}
+            for name in names:
+                with contextlib.suppress(EngineBuildError if name in before.keys() - made.keys() else ()):
+                    engines[name] = _opened(run, opened, name, timed[name], targets[name])
             time_ms = in_this_process(engines)
-            round_s = sum(2 * time_ms(name, batch) for name in names) / 1e3  # each is timed right after an untimed run
-            limits = Limits(once=frozenset(names)) if round_s * MIN_ROUNDS > TIMING_SECONDS else None
-            times = measure(Workload(shape, (batch,)), names, time_ms, TIMING_SECONDS, progress, limits=limits)
+            round_s = (
+                sum(2 * time_ms(name, batch) for name in engines) / 1e3
+            )  # each is timed right after an untimed run
+            limits = Limits(once=frozenset(engines)) if round_s * MIN_ROUNDS > TIMING_SECONDS else None
+            times = measure(Workload(shape, (batch,)), [*engines], time_ms, TIMING_SECONDS, progress, limits=limits)
             medians |= {name: round(float(np.median(ms)), 3) for name, ms in times.items()}
             del engines, time_ms
     where = {"timed_on": shape, "machine": machine(), "fingerprint": fingerprint()}
     details = {name: {**where, "p50_ms": p50} for name, p50 in medians.items()}
-    return Timing(details, _no_faster(timed, medians, shape))
+    return Timing(details, _no_faster({name: timed[name] for name in medians}, medians, shape))
 
 
 def _opened(run: ExportContext, opened: dict[str, Engine], name: str, spec: TargetSpec, target: Target) -> Engine:
@@ -96,5 +108,5 @@ def _no_faster(timed: Mapping[str, TargetSpec], medians: Mapping[str, float], sh
                 f"{lower} is not faster than {higher} on this machine's CPU: {ms[lower]:.1f} ms against "
                 f"{ms[higher]:.1f} ms on {shape}"
             )
-            notes.append(Note(text, best[lower]))
+            notes.append(Note(text, TIMING))
     return tuple(notes)
