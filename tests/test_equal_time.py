@@ -119,7 +119,7 @@ def test_a_student_that_cannot_be_as_fast_is_told_from_one_that_was_not_run(fold
     row = table(batch=1)
     (folder / "equal-time-table.jsonl").write_text(json.dumps(row) + "\n")
     said = next(line for line in render.scored(folder).splitlines() if line.startswith("| P2 |"))
-    assert "| not run | no share of tokens is so fast |" in said
+    assert "| not run | no retention is fast enough |" in said
 
 
 def test_an_arm_without_hope_is_not_repeated():

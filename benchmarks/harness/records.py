@@ -10,6 +10,8 @@ from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "benchmarks" / "records"
 
@@ -64,6 +66,11 @@ def read_document(path: Path) -> Row:
 def read_lines(path: Path) -> list[Row]:
     """Return the rows of a record of JSON lines; none where there is none."""
     return [json.loads(line) for line in _text(path).splitlines()] if path.exists() else []
+
+
+def right_answers(answers: str, labels: str) -> np.ndarray:
+    """Return 1 where an answer is right, ``(rows,)``; one character each."""
+    return np.array([answer == label for answer, label in zip(answers, labels, strict=True)], dtype=np.float64)
 
 
 def _text(path: Path) -> str:

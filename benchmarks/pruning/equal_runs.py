@@ -40,7 +40,7 @@ from adtp_export.training.stages import explained, train_student, train_teacher
 from adtp_export.training.task import Task, read_task
 from adtp_export.training.trainer import Audience, quiet, this_process
 from benchmarks.harness import records
-from benchmarks.harness.records import RECORDS, claim, read_lines
+from benchmarks.harness.records import RECORDS, claim, read_lines, right_answers
 from benchmarks.pruning.equal_data import AT, FULL, MAX_TOKENS, SITE, SIZES, SUFFIX, TAGGED, answered, labelled
 from benchmarks.pruning.equal_time import BATCHES, FP32, TABLE, retention_for
 from benchmarks.pruning.train import classes
@@ -132,18 +132,13 @@ def queue(size: str, table: list[dict[str, Any]]) -> Iterator[Run]:
                     yield Run(size, dataset, *arm, seed)
 
 
-def right(answers: str, labels: str) -> np.ndarray:
-    """Return 1 where an answer is right, ``(rows,)``."""
-    return np.array([answer == label for answer, label in zip(answers, labels, strict=True)], dtype=np.float64)
-
-
 def compared(first: list[dict[str, Any]], second: list[dict[str, Any]], rows: Mapping[str, Any]) -> Difference | None:
     """Compare two arms by the seeds that both have; None where there is none.
 
     Args:
         first, second: rows with "seed" and "answers". rows: of `ROWS`.
     """
-    answers = [{row["seed"]: right(row["answers"], rows["labels"]) for row in arm} for arm in (first, second)]
+    answers = [{row["seed"]: right_answers(row["answers"], rows["labels"]) for row in arm} for arm in (first, second)]
     seeds = sorted(set(answers[0]) & set(answers[1]))
     if not seeds:
         return None
@@ -359,12 +354,15 @@ def main() -> None:
     for name in ("splits", "base", "work"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--size", choices=SIZES, default="plan")
-    parser.add_argument("--dataset", choices=AT, nargs="*", default=list(AT), help="default: all, long texts first")
-    parser.add_argument("--seeds", type=int, choices=SEEDS, nargs="*", default=list(SEEDS), help="default: all")
+    parser.add_argument("--dataset", choices=AT, nargs="*", help="default: all, long texts first; with rates sst2")
+    parser.add_argument("--seeds", type=int, choices=SEEDS, nargs="*", help="default: all; with rates 0")
     parser.add_argument(
         "--minutes", type=float, help="after which the call ends, at its next step (default: when all is done)"
     )
     options = parser.parse_args()
+    if options.what == "rates" and (options.dataset or options.seeds):
+        parser.error("rates: are tried on sst2 with seed 0; leave --dataset and --seeds out")
+    chosen = options.size, options.dataset or list(AT), options.seeds or list(SEEDS)
     claim(RESULTS[options.what])
     torch.set_num_threads(1)
     this_process()  # before the first teacher is trained
@@ -372,13 +370,13 @@ def main() -> None:
     place = Place(splits=options.splits, base=options.base, work=options.work, clock=Clock(options.minutes))
     try:
         if options.what == "train":
-            train_all(options.size, options.dataset, options.seeds, place)
+            train_all(*chosen, place)
         elif options.what == "rates":
             train_rates(options.size, place)
         else:
             from benchmarks.pruning.equal_speed import time_all
 
-            time_all(options.size, options.dataset, options.seeds, place)
+            time_all(*chosen, place)
     except TimeIsOverError:
         raise SystemExit("time is over; the same command goes on") from None
 

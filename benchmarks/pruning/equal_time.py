@@ -73,13 +73,13 @@ def queue() -> Iterator[Timing]:
 
 def workload(dataset: str, batch: int, splits: Path, tokenizer: Path, names: tuple[str, ...]) -> Workload:
     """Return batches of the first dev rows, as they come."""
-    path, cut = splits / dataset / f"dev{SUFFIX[dataset]}", Tokenizer.from_file(str(tokenizer))
+    path, loaded = splits / dataset / f"dev{SUFFIX[dataset]}", Tokenizer.from_file(str(tokenizer))
     rows = read_tagged(path) if dataset == TAGGED else read_rows(path)
     texts: list[Any] = [text for text, _ in itertools.islice(rows, TEXTS[dataset, batch])]
     if dataset == TAGGED:
-        encoded = [row for row, _ in encode_words(cut, texts, MAX_TOKENS[dataset])]
+        encoded = [row for row, _ in encode_words(loaded, texts, MAX_TOKENS[dataset])]
     else:
-        encoded = encode(cut, texts, MAX_TOKENS[dataset])
+        encoded = encode(loaded, texts, MAX_TOKENS[dataset])
     batches = (pad(encoded[i : i + batch], 0, names) for i in range(0, len(encoded), batch))
     return Workload(f"{dataset}-{batch}", tuple(batches))
 

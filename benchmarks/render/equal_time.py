@@ -14,7 +14,7 @@ import numpy as np
 
 from adtp_export.benchmarking.paired import Difference, difference, holm
 from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, scale
-from benchmarks.harness.records import ROOT, read_lines
+from benchmarks.harness.records import ROOT, read_lines, right_answers
 from benchmarks.render.pruning import DATASETS, NAMES, ran, ticks
 from benchmarks.render.tables import table
 
@@ -78,10 +78,7 @@ class Students:
             place = (*_key(row, row["precision"]), row["seed"])
             answers[place] = row["answers"]
             speeds[place] = {batch: figures["speedup"] for batch, figures in row["speed"].items()}
-        right = {
-            place: np.array([one == label for one, label in zip(said, rows["labels"], strict=True)], dtype=float)
-            for place, said in answers.items()
-        }
+        right = {place: right_answers(said, rows["labels"]) for place, said in answers.items()}
         arms = {
             key: Arm(
                 right={seed: right[*key, seed] for *other, seed in right if tuple(other) == key},
@@ -169,6 +166,8 @@ def _named(size: str) -> str:
 
 def scored(folder: Path) -> str:
     """Return the predictions and what became of them; runs that are smaller than planned settle none."""
+    from benchmarks.pruning.equal_data import SITE
+
     lines = []
     for prediction in json.loads(PREDICTIONS.read_text(encoding="utf-8")):
         cells = ["not run", "", ""]
@@ -181,9 +180,11 @@ def scored(folder: Path) -> str:
                 break
         else:
             if _out_of_reach(folder, prediction):
-                cells[1] = "no share of tokens is so fast"
-        texts = DATASETS.get(prediction["dataset"], prediction["dataset"])
-        lines.append([prediction["id"], texts, prediction["says"], *cells])
+                cells[1] = "no retention is fast enough"
+        dataset, says = prediction["dataset"], prediction["says"]
+        if SITE[dataset] not in says and "attention" in says:
+            says = f"{says} (cut at {SITE[dataset]})"
+        lines.append([prediction["id"], DATASETS[dataset], says, *cells])
     return table(["", "texts", "predicted", "became", "differences in points", "size of the runs"], lines, texts=6)
 
 
@@ -221,7 +222,7 @@ def _verdicts(folder: Path, prediction: Row, size: str) -> Iterator[tuple[str, t
 
 def retentions(rows: list[Row]) -> str:
     """Return which retention takes as long as fewer layers."""
-    from benchmarks.pruning.equal_data import SITE, TAGGED
+    from benchmarks.pruning.equal_data import SITE
     from benchmarks.pruning.equal_time import CUT_DEPTHS, DEPTHS, retention_for
 
     lines = []
@@ -235,9 +236,10 @@ def retentions(rows: list[Row]) -> str:
             cells.append(f"{speed}: {', '.join(one for one in told if one)}")
         lines.append(cells)
     heads = ["texts", "tokens", "batch", "precision", *(f"{layers} layers" for layers in DEPTHS[1:])]
+    sites = " or ".join(dict.fromkeys(SITE[row["dataset"]] for row in rows))
     told = (
-        "Speedups over 6 dense layers of the same precision. Behind each the share of tokens that a cut at 0.ffn, in tags at "
-        f"{SITE[TAGGED]}, has to leave to be as fast, with 6 layers and with 4. `python -m benchmarks.pruning.equal_time`, "
+        f"Speedups over 6 dense layers of the same precision. Behind each the share of tokens that a cut at {sites} has to leave to be as "
+        "fast, with 6 layers and with 4. `python -m benchmarks.pruning.equal_time`, "
         f"{'; '.join(dict.fromkeys(map(ran, rows)))}."
     )
     return f"{table(heads, lines)}\n\n{told}"
@@ -253,6 +255,7 @@ def rates(folder: Path) -> str:
     if not found:
         raise KeyError("no learning rates")
     wanted = (found[0]["dataset"], found[0]["size"])
+    found = [row for row in found if (row["dataset"], row["size"]) == wanted]
     (known,) = (row for row in read_lines(folder / "equal-time-rows.jsonl") if (row["dataset"], row["size"]) == wanted)
     tried = sorted({row["settings"]["learning_rate"] for row in found})
     students: dict[tuple[int, str], dict[float, Row]] = {}
@@ -260,10 +263,7 @@ def rates(folder: Path) -> str:
         students.setdefault((row["at"], row["arm"]), {})[row["settings"]["learning_rate"]] = row
     whole = {key: rows for key, rows in students.items() if len(rows) == len(tried)}
     chosen = {key: max(rows, key=lambda rate: rows[rate]["dev_accuracy"]) for key, rows in whole.items()}
-    right = {
-        key: np.array([a == b for a, b in zip(rows[chosen[key]]["answers"], known["labels"], strict=True)], float)
-        for key, rows in whole.items()
-    }
+    right = {key: right_answers(rows[chosen[key]]["answers"], known["labels"]) for key, rows in whole.items()}
     lines = []
     for (at, arm), rows in sorted(whole.items(), key=lambda item: (-item[0][0], list(ARMS).index(item[0][1]))):
         accuracies = [f"{rows[rate]['dev_accuracy']:.1%}, {rows[rate]['accuracy']:.1%}" for rate in tried]

@@ -12,22 +12,10 @@ constexpr int32_t kSums = 24; // vectors of a tile; they leave 8 of 32 registers
 
 #include "tiles.inl"
 
-#include <cstring>
-
 namespace adtp
 {
 namespace
 {
-
-// The same bits as another type of vector. Not every compiler casts these.
-template <typename To, typename From>
-inline To as(From const& from)
-{
-    static_assert(sizeof(To) == sizeof(From), "of one size");
-    To to;
-    std::memcpy(&to, &from, sizeof to);
-    return to;
-}
 
 struct Pairs
 {

@@ -1,6 +1,7 @@
 // The kernel, for any vector type. Each processor's file defines these before it includes this:
 //
-//   Vector: kLanes floats. Bf16, Int8: a group of a row times groups of kLanes columns, with
+//   Vector: kLanes floats; and of vectors min, abs, inverse, root, whereNegative(x, then, otherwise), storeBytes and storeBf16(p, x, n)
+//   Bf16, Int8: a group of a row times groups of kLanes columns, with
 //     kRows: of a tile, kVectors: of its columns; together they fill the registers
 //     Sums, Weights, Row; zero(), load(weights), broadcast(row), dot(sums, row, weights)
 //   Bf16::value(sums): as floats. Int8::value(sums, columnSums, zero): the same less zero * columnSums.

@@ -1,4 +1,4 @@
-// Vectors of AVX2 with FMA. ADTP_VNNI: dot products of AVX-VNNI in place of widening.
+// Products with AVX2 and FMA. ADTP_VNNI: dot products of AVX-VNNI in place of widening.
 #include "linear.h"
 #include "vectors_avx2.inl"
 

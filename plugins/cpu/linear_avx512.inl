@@ -1,4 +1,4 @@
-// Vectors of AVX-512 (F, BW). ADTP_VNNI and ADTP_BF16: dot products of that extension in place of widening.
+// Products with AVX-512 (F, BW). ADTP_VNNI and ADTP_BF16: dot products of that extension in place of widening.
 #include "linear.h"
 #include "vectors_avx512.inl"
 
@@ -22,7 +22,7 @@ inline void storeBytes(uint8_t* p, Vector x, int32_t n) // whole numbers from 0;
 inline void storeBf16(uint8_t* p, Vector x, int32_t n)
 {
 #ifdef ADTP_BF16
-    auto const some = (__m256i)_mm512_cvtneps_pbh(x.value);
+    auto const some = as<__m256i>(_mm512_cvtneps_pbh(x.value));
     _mm512_mask_cvtepi32_storeu_epi16(p, firstLanes(n), _mm512_cvtepu16_epi32(some));
 #else
     __m512i const bits = _mm512_castps_si512(x.value);
@@ -80,7 +80,7 @@ struct Bf16
     static Sums zero() { return _mm512_setzero_ps(); }
     static Weights load(uint8_t const* p) { return _mm512_loadu_si512(p); }
     static Row broadcast(uint8_t const* p) { return broadcastGroup(p); }
-    static Sums dot(Sums sums, Row x, Weights w) { return _mm512_dpbf16_ps(sums, (__m512bh)x, (__m512bh)w); }
+    static Sums dot(Sums sums, Row x, Weights w) { return _mm512_dpbf16_ps(sums, as<__m512bh>(x), as<__m512bh>(w)); }
     static Vector value(Sums sums) { return {sums}; }
 };
 #else

@@ -1,4 +1,4 @@
-// Vectors of NEON. ADTP_SDOT: dot products of bytes in place of widening.
+// Products with NEON. ADTP_SDOT: dot products of bytes in place of widening.
 //
 // These instructions multiply signed by signed bytes. So a row's numbers are stored less 128, and so is its zero point where it is taken
 // off: sums of (u - 128) * w less (zero - 128) times the sum of w are the integers that all other levels have.

@@ -4,11 +4,22 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace adtp
 {
 namespace
 {
+
+// The same bits as another type of vector. Not every compiler casts these.
+template <typename To, typename From>
+inline To as(From const& from)
+{
+    static_assert(sizeof(To) == sizeof(From), "of one size");
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
 
 inline __mmask16 firstLanes(int32_t n)
 {

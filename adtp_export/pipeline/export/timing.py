@@ -65,7 +65,7 @@ def time_targets(
         for names in [[name] for name in timed] if alone else [[*timed]]:
             engines = {}
             for name in names:
-                with contextlib.suppress(EngineBuildError if name in before.keys() - made.keys() else ()):
+                with contextlib.suppress(*(() if name in made else (EngineBuildError,))):
                     engines[name] = _opened(run, opened, name, timed[name], targets[name])
             time_ms = in_this_process(engines)
             round_s = (
