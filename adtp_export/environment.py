@@ -176,7 +176,7 @@ def commit() -> str | None:
 
     It ends in ``-dirty`` where tracked files differ from it, but for records of benchmarks: what is measured does not depend on these.
     """
-    root = Path(__file__).parents[1]
+    root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists() or shutil.which("git") is None:
         return None
 
