@@ -109,10 +109,21 @@ def test_the_best_third_goes_on_and_what_is_close_to_it():
     rng = np.random.default_rng(0)
     groups, base = np.arange(400), rng.random(400)
     far = [base + step for step in (0.0, 0.5, 1.0, 1.5)]
-    assert going_on(far, groups) == [0, 1]
+    equal = [base] * 4
+    assert going_on(far, groups, equal, groups) == [0, 1]
     close = [base, base + 1, base + 1 + rng.normal(0, 1, 400) * 0.1 + 0.001, base + 2]
-    assert going_on(close, groups) == [0, 1, 2]
-    assert going_on([base], groups) == [0]
+    assert going_on(close, groups, equal, groups) == [0, 1, 2]
+    assert going_on([base], groups, [base], groups) == [0]
+
+
+def test_what_is_right_more_often_goes_on_whatever_its_loss():
+    """Of four arms the last has the largest loss; scores are of half as many rows, as of questions with two windows each."""
+    losses, groups = [np.full(400, loss) for loss in (0.2, 0.5, 0.9, 1.3)], np.arange(400)
+    right = np.random.default_rng(0).random(200)
+    for more, chosen in ((0.04, [0, 1, 3]), (0.0, [0, 1])):
+        scores = [*[(right < 0.9).astype(float)] * 3, (right < 0.9 + more).astype(float)]
+        assert going_on(losses, groups, scores, np.arange(200)) == chosen
+    assert going_on(losses[3:], groups, scores[3:], np.arange(200)) == [0]
 
 
 def test_a_standard_error_counts_groups():

@@ -22,18 +22,27 @@ def standard_error(values: np.ndarray, groups: np.ndarray) -> float:
     return float(np.sqrt(np.square(sums).sum()) / len(values))
 
 
-def going_on(losses: Sequence[np.ndarray], groups: np.ndarray) -> list[int]:
+def going_on(
+    losses: Sequence[np.ndarray], groups: np.ndarray, scores: Sequence[np.ndarray], score_groups: np.ndarray
+) -> list[int]:
     """Return which arms of a level go on: the best third by mean loss, and the next one if it is within one paired error of the last.
 
+    So does the arm of the best mean score, if it is ahead of these by more than one paired error: tokens that were dropped early may be
+    answered right by logits that are far from the teacher's.
+
     Args:
-        losses: of each arm ``(rows,)``, of the same rows.
+        losses, scores: of each arm ``(rows,)``, of the same rows; those of losses may be windows.
     """
+    if not losses:
+        return []
     order = sorted(range(len(losses)), key=lambda arm: (losses[arm].mean(), arm))
     count = math.ceil(KEPT * len(losses))
     if count < len(order):
         apart = losses[order[count]] - losses[order[count - 1]]
         count += apart.mean() <= standard_error(apart, groups)
-    return order[:count]
+    best, kept = (max(arms, key=lambda arm: scores[arm].mean()) for arms in (order, order[:count]))
+    ahead = scores[best] - scores[kept]
+    return [*order[:count], *([best] if ahead.mean() > standard_error(ahead, score_groups) else [])]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,7 +85,7 @@ class Plan:
 
 
 def survivors(levels: Sequence[Level]) -> list[list[int]]:
-    """Return how many arms of each level each rung trains. `choice.going_on` may let one more go on, and slower levels often end early."""
+    """Return how many arms of each level each rung trains. `choice.going_on` may let two more go on, and slower levels often end early."""
     counts = [[len(level.arms) for level in levels]]
     for _ in RUNGS[1:]:
         counts.append([math.ceil(KEPT * count) for count in counts[-1]])

@@ -55,7 +55,9 @@ class Search:
             ahead = []
             for trials in found:
                 able = [trial for trial in trials if not trial.diverged]
-                chosen = going_on([self.trials.told(trial).loss for trial in able], self.trials.groups)
+                told, groups = [self.trials.told(trial) for trial in able], self.trials.rows.groups["dev"]
+                losses, scores = [each.loss for each in told], [each.score for each in told]
+                chosen = going_on(losses, self.trials.groups, scores, groups)
                 self._forget(trial for number, trial in enumerate(able) if number not in chosen)
                 ahead.append([able[number] for number in chosen])
             needed = ahead[self._first_needed(ahead) if rung else 0 :]
@@ -121,7 +123,7 @@ class Search:
             return not good, -self.speedup(trial) if good else trial.drop, trial.name
         assert self.wanted is not None
         fast = self.speedup(trial) >= self.wanted
-        return not fast, trial.loss if fast else -self.speedup(trial), trial.name
+        return not fast, trial.drop if fast else -self.speedup(trial), trial.name
 
     def shortlist(self) -> list[Trial]:
         """Return the students to export."""
