@@ -5,6 +5,7 @@ import platform
 
 import ml_dtypes
 import numpy as np
+import pytest
 import torch
 
 from adtp_export.ops.onnx_linear import bf16_weight, int8_weight
@@ -13,6 +14,7 @@ OF_X86 = ("amx", "avx512_bf16", "avx512_vnni", "avx2_vnni", "avx512", "avx2")
 OF_ARM = ("neon_dotprod", "neon")
 LEVELS = (*(OF_ARM if platform.machine().lower() in ("aarch64", "arm64") else OF_X86), "portable")
 TILES = "amx, emulated"
+FORMS = [*LEVELS, pytest.param(TILES, marks=pytest.mark.slow)]
 EPS = float(np.finfo(np.float32).eps)
 GELU_ERROR = 1e-6
 """erf is off by 1.5e-7 and everything else rounds a few times: of x, this much."""
@@ -168,3 +170,11 @@ def weight_in_int8(weight):
 def normal(y):
     """The normal distribution's share below y."""
     return torch.special.ndtr(torch.from_numpy(y)).numpy()
+
+
+def library_and_level(request):
+    """Return the library that runs one of `FORMS`, the name of its level, and what to say where this processor does not run it."""
+    tiles = request.param == TILES
+    level = request.param.partition(",")[0]
+    lacking = f"this processor has no {'avx512_bf16, for emulated tiles' if tiles else level}"
+    return request.getfixturevalue("tiles_library" if tiles else "operators_library"), level, lacking

@@ -107,6 +107,11 @@ _OWN_FILES = {"vocab.txt": _WORD_PIECE, "merges.txt": {"Roberta", "Bart", "Longf
 """Files of a tokenizer, and the kinds that are made of them here, as transformers calls their classes."""
 
 
+def _kind(named: object) -> str:
+    """Return what transformers' class of a tokenizer is for: "Bert" of ``BertTokenizerFast``."""
+    return str(named).removesuffix("Fast").removesuffix("Tokenizer")
+
+
 def ignored_settings(directory: Path, tokenizer: Tokenizer, longest: int) -> tuple[str, ...]:
     """Say which settings of `tokenizer_config.json` are ignored here, and followed by transformers.
 
@@ -119,7 +124,7 @@ def ignored_settings(directory: Path, tokenizer: Tokenizer, longest: int) -> tup
     limit = settings.get("model_max_length")
     if isinstance(limit, int) and 0 < limit < longest:
         told.append(f"model_max_length, {limit}, is ignored: texts are read up to {longest} tokens")
-    kind = str(settings.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer")
+    kind = _kind(settings.get("tokenizer_class"))
     lower = (json.loads(tokenizer.to_str())["normalizer"] or {}).get("lowercase")
     if kind in _WORD_PIECE and lower is not None and settings.get("do_lower_case", True) != lower:
         told.append(f"do_lower_case is ignored: texts are {'' if lower else 'not '}lower-cased, as {TOKENIZER} says")
@@ -135,8 +140,7 @@ def _check_kind(directory: Path, found: str, config: Any) -> None:
     if (kinds := _OWN_FILES.get(found)) is None:
         return
     named = settings.get("tokenizer_class") or getattr(config, "tokenizer_class", None)
-    kind = str(named).removesuffix("Fast").removesuffix("Tokenizer")
-    other = config.model_type == "mpnet" or (named and kind not in kinds and named != "PreTrainedTokenizerFast")
+    other = config.model_type == "mpnet" or (named and _kind(named) not in kinds and named != "PreTrainedTokenizerFast")
     if other:
         raise InputError(
             f"{found} is of {named or 'MPNetTokenizer'}; made of it here are those of {', '.join(sorted(kinds))}. Save a tokenizer.json, "

@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear_calls import BY_COLUMNS, LEVELS, TILES, constants, make_factors, make_product, multiply, normed, run_chain
+from linear_calls import (
+    BY_COLUMNS,
+    FORMS,
+    constants,
+    library_and_level,
+    make_factors,
+    make_product,
+    multiply,
+    normed,
+    run_chain,
+)
 
 
 class Kernel:
@@ -22,15 +32,13 @@ class Kernel:
         return x
 
 
-@pytest.fixture(scope="module", params=[*LEVELS, pytest.param(TILES, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=FORMS)
 def kernel(request):
-    library = request.getfixturevalue("tiles_library" if request.param == TILES else "operators_library")
-    made = Kernel(library, request.param.split(",")[0])
+    library, level, lacking = library_and_level(request)
+    made = Kernel(library, level)
     x, products, others = make_chain("bf16", 1, (4, 16))
     if made.chain(x, products, others) is None:
-        pytest.skip(
-            f"this processor has no {'avx512_bf16, for emulated tiles' if request.param == TILES else made.level}"
-        )
+        pytest.skip(lacking)
     return made
 
 

@@ -8,7 +8,17 @@ import pytest
 from cpu_operators import COMPILED_FOR, EMULATED
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear_calls import LEVELS, OF_ARM, OF_X86, TILES, constants, expected, make_factors, make_product, multiply
+from linear_calls import (
+    FORMS,
+    OF_ARM,
+    OF_X86,
+    constants,
+    expected,
+    library_and_level,
+    make_factors,
+    make_product,
+    multiply,
+)
 from testbed import ROOT
 
 from adtp_export.contract import (
@@ -30,18 +40,17 @@ ANYWHERE = ("linear", "linear_portable", "linear_neon", "linear_neon_dotprod", "
 ATTRIBUTE = r'<ort::KernelInfoGet\w+>\(info, "(\w+)"'
 
 
-@pytest.fixture(scope="module", params=[*LEVELS, pytest.param(TILES, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=FORMS)
 def kernel(request):
     """One form of the kernel."""
-    library = request.getfixturevalue("tiles_library" if request.param == TILES else "operators_library")
-    level = request.param.split(",")[0]
+    library, level, lacking = library_and_level(request)
 
     def run(x, tensors, bias, gelu):
         return multiply(library, x, tensors, bias, gelu, level)
 
     x, weight, bias = make_product(1, 4, 16)
     if run(x, constants("bf16", weight), bias, False) is None:
-        pytest.skip(f"this processor has no {'avx512_bf16, for emulated tiles' if request.param == TILES else level}")
+        pytest.skip(lacking)
     return run
 
 
