@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..contract import HEAD_SEQUENCE, PRECOMPUTED_MODEL
+from ..contract import HEAD_SEQUENCE, HEAD_TOKENS, PRECOMPUTED_MODEL
 from ..errors import InputError, did_you_mean, quoted
 from ..model.flops import Shape
 from .processes import STUDENT, Contender
 
 if TYPE_CHECKING:
     import torch
+    from onnx_ir.passes import InPlacePass
     from transformers import BertConfig, BertForSequenceClassification
 
     from ..model.encoder import PrunedEncoder
@@ -43,12 +44,14 @@ SALIENCY_HIDDEN_SIZE = 96
 class Architecture:
     """What dense BERT shares with the student: the size of its layers, and of its tables (fields of `config.json`).
 
-    unlike: what dense BERT does not share, in words.
+    unlike: what dense BERT does not share, in words. every_token: the head reads all tokens, so that the last layer works for all of
+    them, and not for the first of each text alone.
     """
 
     shape: Shape
     tables: Mapping[str, int] = field(default_factory=lambda: BERT_TABLES)
     unlike: tuple[str, ...] = ()
+    every_token: bool = False
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Architecture:
@@ -117,18 +120,44 @@ def scheduled_student(
     Raises:
         InputError: a site or a ratio that cannot be.
     """
-    from ..graph import program
+    ratios = [retention, *[1.0] * (len(sites) - 1)]
+    return _exported(STUDENT, architecture, schedule(sites, ratios), folder / "student.onnx")
 
-    student = random_encoder(architecture, schedule(sites, [retention, *[1.0] * (len(sites) - 1)]))
-    path = folder / "student.onnx"
-    program.save(program.export_portable(student, {"version": "bench"}), path)
+
+def adjustable_student(
+    architecture: Architecture, sites: Sequence[str], path: Path, name: str = STUDENT, min_tokens: int = 1
+) -> tuple[Contender, PrunedEncoder]:
+    """Export a student with random weights that takes the share it keeps at each site as an input, as `sweep.settings` gives it.
+
+    Raises:
+        InputError: a site that cannot be.
+    """
+    from ..graph.passes import MEASURED
+    from ..model.selection import PERMILLE
+
+    # Exporters merge equal constants, so each ratio is another.
+    ratios = [(PERMILLE // 2 + i) / PERMILLE for i in range(len(sites))]
+    return _exported(name, architecture, schedule(sites, ratios, min_tokens), path, MEASURED)
+
+
+def _exported(
+    name: str, architecture: Architecture, pruning: Mapping[str, Any], path: Path, passes: tuple[InPlacePass, ...] = ()
+) -> tuple[Contender, PrunedEncoder]:
+    """Write a student with random weights to `path`."""
+    from ..graph import program
+    from ..graph.passes import run_passes
+
+    student = random_encoder(architecture, pruning)
+    model = program.export_portable(student, {"version": "bench"})
+    run_passes(model, passes)
+    program.save(model, path)
     made = Contender(
-        name=STUDENT,
+        name=name,
         path=path,
         layers=architecture.shape.layers,
         padded=False,
-        sites=tuple(sites),
-        cls_only_last_layer=True,
+        sites=tuple(pruning["sites"]),
+        cls_only_last_layer=not architecture.every_token,
     )
     return made, student
 
@@ -186,7 +215,13 @@ def dense_baselines(
             path = folder / f"packed-{depth}.onnx"
             program.save(program.finish(packed.graph(depth), {"version": "bench"}), path)
             contenders.append(
-                Contender(name=f"packed-dense-{depth}", path=path, layers=depth, padded=False, cls_only_last_layer=True)
+                Contender(
+                    name=f"packed-dense-{depth}",
+                    path=path,
+                    layers=depth,
+                    padded=False,
+                    cls_only_last_layer=not architecture.every_token,
+                )
             )
         progress(2 * done + 1, 2 * len(depths))
         path = folder / f"padded-{depth}.onnx"
@@ -224,10 +259,10 @@ def padded_dense(architecture: Architecture) -> Layered:
     )
 
 
-def random_encoder(
-    architecture: Architecture, pruning: Mapping[str, Any] | None = None, head: str = HEAD_SEQUENCE
-) -> PrunedEncoder:
+def random_encoder(architecture: Architecture, pruning: Mapping[str, Any] | None = None) -> PrunedEncoder:
     """Return a BERT with random weights that drops tokens as `pruning` says, in eval mode; None: it drops none.
+
+    It classifies texts, or tags tokens where the head reads all of them.
 
     Raises:
         InputError: a site or a value that the method does not accept.
@@ -238,6 +273,7 @@ def random_encoder(
     from ..model.heads import head_class
 
     torch.manual_seed(0)
+    head = HEAD_TOKENS if architecture.every_token else HEAD_SEQUENCE
     config = PrunedEncoderConfig(backbone={"model_type": "bert", **architecture.fields}, pruning=pruning, head=head)
     student: PrunedEncoder = _with_biases(head_class(head)(config)).eval()
     return student

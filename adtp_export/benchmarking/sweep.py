@@ -14,15 +14,13 @@ import numpy as np
 import torch
 
 from ..data.tokenize import Batch
-from ..graph import program
-from ..graph.passes import MEASURED, run_passes
 from ..graph.passes.expose_settings import setting_name
 from ..model.flops import Shape, encoder_flops
 from ..model.selection import PERMILLE, kept_count
 from .compare import Latency, relate
-from .contenders import Architecture, random_encoder, schedule
+from .contenders import Architecture, adjustable_student
 from .interleaved_timing import measure
-from .processes import STUDENT, Contender, Processes
+from .processes import Contender, Processes
 from .workloads import Workload
 
 MAX_RATIOS = 10
@@ -68,7 +66,7 @@ def sweep(
         packed: dense of the same depth.
         seconds: for the next workload, by how many there still are; None ends the sweep.
     """
-    student = adjustable_student(swept, folder)
+    student, _ = adjustable_student(swept.architecture, swept.sites, folder / "sweep.onnx", min_tokens=swept.min_tokens)
     chosen = np.unique(np.linspace(0, len(swept.ratios) - 1, min(MAX_RATIOS, len(swept.ratios))).round().astype(int))
     retention = tuple(swept.ratios[i] for i in chosen)
     permille = {f"{ratio:g}": round(PERMILLE * ratio) for ratio in retention}
@@ -98,26 +96,6 @@ def sweep(
     return results
 
 
-def adjustable_student(swept: Swept, folder: Path) -> Contender:
-    """Export a student with random weights that takes the share it keeps at each site as inputs: `settings`."""
-    ratios = [
-        (500 + i) / PERMILLE for i in range(len(swept.sites))
-    ]  # exporters merge equal constants, so each is another
-    student = random_encoder(swept.architecture, schedule(swept.sites, ratios, swept.min_tokens))
-    model = program.export_portable(student, {"version": "bench"})
-    run_passes(model, MEASURED)
-    path = folder / "sweep.onnx"
-    program.save(model, path)
-    return Contender(
-        name=STUDENT,
-        path=path,
-        layers=swept.architecture.shape.layers,
-        padded=False,
-        sites=swept.sites,
-        cls_only_last_layer=True,
-    )
-
-
 def settings(sites: Sequence[str], permille: int) -> dict[str, np.ndarray]:
     """Return inputs that keep a share, in 1/1000, at the first site and all at later ones: int64 scalars."""
     return {
@@ -139,5 +117,6 @@ def _flops(shape: Shape, swept: Swept, permille: int, workload: Workload) -> np.
     for batch in workload.batches:
         n = batch["attention_mask"].sum(1)
         kept = kept_count(torch.from_numpy(n), permille, swept.min_tokens).numpy()
-        counts.append(encoder_flops(shape, [n, *[kept] * len(swept.sites)], swept.sites, cls_only_last_layer=True))
+        alive, first_alone = [n, *[kept] * len(swept.sites)], not swept.architecture.every_token
+        counts.append(encoder_flops(shape, alive, swept.sites, cls_only_last_layer=first_alone))
     return np.array(counts)

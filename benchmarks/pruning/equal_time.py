@@ -14,14 +14,14 @@ import argparse
 import itertools
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from adtp_export.benchmarking.contenders import Architecture, random_encoder, schedule
+from adtp_export.benchmarking.contenders import Architecture, adjustable_student
 from adtp_export.benchmarking.interleaved_timing import by_cycle, measure, speedup
 from adtp_export.benchmarking.processes import WITH_PLUGIN, Contender, Processes
 from adtp_export.benchmarking.sweep import settings
@@ -29,12 +29,10 @@ from adtp_export.benchmarking.workloads import Workload
 from adtp_export.calibration import recipes
 from adtp_export.calibration.plan import make_quantization_plan
 from adtp_export.calibration.quantize import write_quantized
-from adtp_export.contract import HEAD_SEQUENCE
+from adtp_export.contract import HEAD_TOKENS
 from adtp_export.data.labelled import encode_words, read_tagged
 from adtp_export.data.readers import read_rows
 from adtp_export.data.tokenize import Batch, encode, pad
-from adtp_export.graph import program
-from adtp_export.graph.passes import MEASURED, run_passes
 from adtp_export.io import read_json
 from adtp_export.model.registry import fields
 from adtp_export.model.selection import PERMILLE
@@ -93,25 +91,12 @@ def write_int8(student: Any, source: Path) -> Path:
 
 def contenders(architecture: Architecture, timing: Timing, folder: Path) -> dict[tuple[int, bool], Contender]:
     """Export dense encoders of all depths, and those that cut, with random weights; by depth, and whether they cut."""
-    made, head = {}, HEAD[timing.dataset]
+    made, architecture = {}, replace(architecture, every_token=HEAD[timing.dataset] == HEAD_TOKENS)
     for depth, cuts in [*((depth, False) for depth in DEPTHS), *((depth, True) for depth in CUT_DEPTHS)]:
-        own, path = architecture.deep(depth), folder / f"{depth}-{cuts}.onnx"
-        sites = (SITE[timing.dataset],) if cuts else ()
-        student = random_encoder(own, schedule(sites, [0.5]) if cuts else None, head)
-        model = program.export_portable(student, {"version": "bench"})
-        run_passes(model, MEASURED)
-        program.save(model, path)
-        if timing.precision == INT8:
-            path = write_int8(student, path)
-        made[depth, cuts] = Contender(
-            name=f"{'cut' if cuts else 'dense'}-{depth}",
-            path=path,
-            layers=depth,
-            padded=False,
-            sites=sites,
-            cls_only_last_layer=head == HEAD_SEQUENCE,
-            engine=WITH_PLUGIN,
-        )
+        sites, name = (SITE[timing.dataset],) if cuts else (), f"{'cut' if cuts else 'dense'}-{depth}"
+        contender, student = adjustable_student(architecture.deep(depth), sites, folder / f"{name}.onnx", name)
+        path = write_int8(student, contender.path) if timing.precision == INT8 else contender.path
+        made[depth, cuts] = replace(contender, path=path, engine=WITH_PLUGIN)
     return made
 
 

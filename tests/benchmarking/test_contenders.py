@@ -85,6 +85,19 @@ def test_baselines_answer_as_their_networks_do(baselines):
         assert_within_network(network, inputs, OnnxRuntimeEngine(contender.path).run(as_numpy(inputs))["logits"])
 
 
+def test_where_a_head_reads_all_tokens_so_does_packed_dense(tmp_path, monkeypatch):
+    """A tagger's last layer works for every token, and so has that of its baseline, or the tagger would look slow."""
+    monkeypatch.setattr(contenders, "FULL_DEPTH", 2)
+    tagger = replace(TWO_LAYERS, every_token=True)
+    inputs = make_batch([7, 3], 7, vocab_size=30000)
+    packed, padded = contenders.dense_baselines(tagger, tmp_path)
+    assert not packed.cls_only_last_layer
+    logits = OnnxRuntimeEngine(packed.path).run(as_numpy(inputs))["logits"]
+    assert logits.shape == (2, 7, 2)
+    assert_within_network(contenders.random_encoder(tagger), inputs, logits)
+    assert OnnxRuntimeEngine(padded.path).run(as_numpy(inputs))["logits"].shape == (2, 2)
+
+
 def test_a_plain_encoder_is_its_own_packed_baseline(tmp_path, monkeypatch):
     monkeypatch.setattr(contenders, "FULL_DEPTH", 1)
     made = contenders.dense_baselines(TWO_LAYERS.deep(1), tmp_path, plain=True)

@@ -23,7 +23,7 @@ SITES = ("0.ffn", "1.attention")
 
 @pytest.mark.slow
 def test_retention_is_set_from_outside(tmp_path):
-    adjustable = sweep.adjustable_student(sweep.Swept(TWO_LAYERS, SITES, (0.5,), min_tokens=4), tmp_path)
+    adjustable, _ = contenders.adjustable_student(TWO_LAYERS, SITES, tmp_path / "adjustable.onnx", min_tokens=4)
     batch = as_numpy(make_batch([40, 12, 3], 40, vocab_size=30000))
     with debug_form(adjustable.path) as path:
         engine = OnnxRuntimeEngine(path)
@@ -45,6 +45,15 @@ def test_settings_that_the_exporter_merged_are_refused(ratios):
     model = program.export_portable(student, {"version": "test"})
     with pytest.raises(PreconditionError, match="equal constants were merged"):
         run_passes(model, MEASURED)
+
+
+def test_an_adjustable_tagger_answers_for_all_tokens(tmp_path):
+    tagger = dataclasses.replace(TWO_LAYERS, every_token=True)
+    batch = as_numpy(make_batch([9, 4], 9, vocab_size=30000))
+    for sites in (SITES, ()):
+        made, student = contenders.adjustable_student(tagger, sites, tmp_path / f"{len(sites)}.onnx", "tagger")
+        assert (made.name, made.sites, made.cls_only_last_layer, student.site_names) == ("tagger", sites, False, sites)
+        assert OnnxRuntimeEngine(made.path).run({**batch, **sweep.settings(sites, 300)})["logits"].shape == (2, 9, 2)
 
 
 def test_a_student_without_settings_stays_as_it_is():
@@ -80,6 +89,8 @@ def test_a_sweep_that_keeps_all_is_dense():
     dense = dataclasses.replace(swept, sites=())
     kept = [sweep._flops(TWO_LAYERS.shape, swept, permille, timed).item() for permille in (500, 1000)]
     assert kept[0] < kept[1] == sweep._flops(TWO_LAYERS.shape, dense, 1000, timed).item()
+    tagger = dataclasses.replace(dense, architecture=dataclasses.replace(TWO_LAYERS, every_token=True))
+    assert kept[1] < sweep._flops(TWO_LAYERS.shape, tagger, 1000, timed).item()
 
 
 @pytest.mark.parametrize(

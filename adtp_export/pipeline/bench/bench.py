@@ -159,6 +159,8 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
         raise InputError(f"{out} is damaged ({error}); export again with --force") from error
     source, texts = texts_for(config.adtp.head, chosen)
     sites, ratios = tuple(config.adtp.prune_sites), tuple(config.adtp.retention_ratios or RATIOS)
+    first_alone = config.adtp.head == HEAD_SEQUENCE and fields.get("classifier_pooling") != "mean"
+    architecture = dataclasses.replace(architecture, every_token=not first_alone)
     return _Subject(
         name=str(out.name),
         student=Contender(
@@ -167,7 +169,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
             layers=architecture.shape.layers,
             padded=False,
             sites=sites,
-            cls_only_last_layer=config.adtp.head == HEAD_SEQUENCE and fields.get("classifier_pooling") != "mean",
+            cls_only_last_layer=first_alone,
         ),
         architecture=architecture,
         max_tokens=config.max_tokens,
