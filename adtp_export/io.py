@@ -12,6 +12,7 @@ import json
 import os
 import stat
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -45,6 +46,23 @@ def check_regular(path: Path) -> None:
         kinds = {stat.S_IFDIR: "directory", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
         kind = kinds.get(stat.S_IFMT(mode), "device")
         raise InputError(f"{path}: cannot be read: it is a {kind}; accepted is a file. Type the path of one")
+
+
+@contextlib.contextmanager
+def writing_scratch(what: str) -> Iterator[None]:
+    """Turn what the file system refuses while temporary files are made into one clear message.
+
+    Args:
+        what: is written, for the message.
+    """
+    try:
+        yield
+    except OSError as error:
+        place = tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")
+        raise InputError(
+            f"{place}: {what} cannot be written there ({error.strerror or error}); free some space, or type TMPDIR=DIR before the "
+            "command, with a directory that has room"
+        ) from error
 
 
 def read_document(path: Path, most: int = SETTINGS_BYTES) -> str:

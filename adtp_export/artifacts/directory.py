@@ -260,9 +260,13 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def held_by(out: Path, place: Path) -> Path | None:
-    """Return the first of a directory and its files, or a file, that is in `out` itself, wherever links lead; None where none is."""
+    """Return the first of a directory and what it links to, or a file, that is in `out` itself, wherever links lead; None where none is.
+
+    A directory may hold `out`: what lies in it and is no link is nowhere else.
+    """
     readable = place.is_dir() and os.access(place, os.R_OK | os.X_OK)
-    for file in [place, *(sorted(place.iterdir()) if readable else [])]:
+    links = sorted(file for file in place.iterdir() if file.is_symlink()) if readable else []
+    for file in [place, *links]:
         target = file.resolve()
         if out == target or out in target.parents:
             return file

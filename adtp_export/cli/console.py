@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gc
 import importlib.util
@@ -118,8 +119,9 @@ def watched(tokens: Sequence[int]) -> Iterable[int]:
 
 
 def print_json(document: object, indent: int | None = 2) -> None:
-    """Print one machine-readable object on stdout; without `indent` on one line."""
-    print(printable_json(json.dumps(document, indent=indent, ensure_ascii=False)))
+    """Print one machine-readable object on stdout; without `indent` on one line. Where stdout is not in UTF-8, it is spelled in ASCII."""
+    spelled = codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8"
+    print(printable_json(json.dumps(document, indent=indent, ensure_ascii=spelled)))
 
 
 def print_path(path: object) -> None:
@@ -197,7 +199,22 @@ def _open_streams() -> None:
         sys.stderr = _text(_Stderr(sys.stderr.fileno(), "wb", closefd=False), sys.stderr, "backslashreplace")
     if sys.stdout is None:
         raise InputError("stdout is closed; send it to a file, or to /dev/null")
-    sys.stdout = _text(_Stdout(sys.stdout.fileno(), "wb", closefd=False), sys.stdout, "surrogateescape")
+    sys.stdout = _text(_Stdout(sys.stdout.fileno(), "wb", closefd=False), sys.stdout, _ANY_TEXT)
+
+
+_ANY_TEXT = "adtp-any-text"
+"""A handler of errors for stdout: bytes of a path that is not in its encoding stay, and other characters that it lacks are written out."""
+
+
+def _write_out(error: UnicodeError) -> tuple[str | bytes, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeEncodeError:
+        return codecs.backslashreplace_errors(error)
+
+
+codecs.register_error(_ANY_TEXT, _write_out)
 
 
 def _text(raw: io.FileIO, old: Any, errors: str) -> io.TextIOWrapper:

@@ -120,7 +120,7 @@ def _add_answers(parser: Parser) -> None:
         "--top-k",
         metavar="N",
         type=int,
-        help="maximum number of answers to a question, or of texts printed for --query",
+        help="maximum number of answers to a question, of tokens for a masked one, or of texts printed for --query",
     )
     answers.add_argument(
         "--may-be-none",

@@ -133,6 +133,8 @@ def read(options: argparse.Namespace) -> Iterable[Text]:
                 raise InputError("--text-column: SQuAD's .json has no columns; leave it out")
             return ((asked.question, asked.context) for asked in read_questions(options.file, answered=False))
         return read_texts(options.file, options.text_column)
+    if options.text_column:
+        raise InputError("--text-column names a column of --file or stdin; leave it out, or name a --file")
     if not options.text_pair:
         texts: list[Text] = options.text
         return texts

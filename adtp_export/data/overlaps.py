@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 WORD = re.compile(r"\w+")
 SHARED_WORDS = 4
@@ -48,16 +48,35 @@ def overlapping(texts: Sequence[str]) -> list[int]:
         found = sorted(sentences.containing(phrase)) if phrase.strip() else []
         found = found or [sentences.add(phrase)]
         holders[phrase] = found if len(phrase.split()) >= SHARED_WORDS else found[:1]
-    joined = list(range(len(sentences.texts)))
+    roots = _connected(len(sentences.texts), holders.values())
+    return _in_order(roots[holders[phrase][0]] for phrase in phrases)
+
+
+def joined(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """Number the groups of rows that are in one group in either numbering, or by way of other rows, from 0 in order of appearance."""
+    together: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for which, numbers in enumerate((one, other)):
+        for row, group in enumerate(numbers):
+            together[which, group].append(row)
+    return _in_order(_connected(len(one), together.values()))
+
+
+def _connected(count: int, sets: Iterable[Sequence[int]]) -> list[int]:
+    """Return one of the `count` things for each, the same for those that sets of them connect."""
+    leads = list(range(count))
 
     def root(number: int) -> int:
-        while joined[number] != number:
-            joined[number] = joined[joined[number]]
-            number = joined[number]
+        while leads[number] != number:
+            leads[number] = leads[leads[number]]
+            number = leads[number]
         return number
 
-    for found in holders.values():
+    for found in sets:
         for other in found[1:]:
-            joined[root(other)] = root(found[0])
+            leads[root(other)] = root(found[0])
+    return [root(number) for number in range(count)]
+
+
+def _in_order(numbers: Iterable[int]) -> list[int]:
     order: dict[int, int] = {}
-    return [order.setdefault(root(holders[phrase][0]), len(order)) for phrase in phrases]
+    return [order.setdefault(number, len(order)) for number in numbers]

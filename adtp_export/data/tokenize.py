@@ -194,7 +194,7 @@ def check_batch(batch: Mapping[str, np.ndarray], vocab_size: int, type_vocab_siz
     empty = np.flatnonzero(mask.sum(1) == 0)
     if empty.size:
         raise InputError(f"attention_mask: row {empty[0]} has no live token; leave empty rows out of the batch")
-    ragged = np.flatnonzero((np.diff(mask, axis=1) > 0).any(1))
+    ragged = np.flatnonzero((mask[:, 1:] > mask[:, :-1]).any(1))  # differences of unsigned ones would wrap
     if ragged.size:
         raise InputError(
             f"attention_mask: row {ragged[0]} has padding before or between its tokens; "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,17 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from ..contract import ENCODER, KEPT_SITE
-from ..errors import InputError
+from ..io import writing_scratch
 from .passes import DEBUG_OUTPUTS, run_passes
+
+
+def shows_kept(path: Path) -> bool:
+    """Say whether an exported ONNX file has the output ``kept_site``."""
+    return _shows_kept(ir.load(path))
+
+
+def _shows_kept(model: ir.Model) -> bool:
+    return any(output.name == KEPT_SITE for output in model.graph.outputs)
 
 
 @contextlib.contextmanager
@@ -27,22 +35,16 @@ def debug_form(path: Path) -> Iterator[Path]:
         InputError: the temporary directory is full or cannot be written.
     """
     model = ir.load(path)
-    if any(output.name == KEPT_SITE for output in model.graph.outputs):
+    if _shows_kept(model):
         yield path
         return
     InlinePass(lambda function: function.name == ENCODER)(model)
     run_passes(model, DEBUG_OUTPUTS)
     with contextlib.ExitStack() as stack:
-        try:
+        with writing_scratch("a temporary copy of the model"):
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="adtp-debug-"))
             copy = Path(scratch) / path.name
             ir.save(model, copy, external_data=copy.name + ".data")  # weights apart: faster to write and to load
-        except OSError as error:
-            place = tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")
-            raise InputError(
-                f"{place}: a temporary copy of the model cannot be written there ({error.strerror or error}); "
-                "free some space, or type TMPDIR=DIR before the command, with a directory that has room"
-            ) from error
         for value in model.graph.initializers.values():
             value.const_value = None  # a graph refers to itself, so its weights would stay in memory for long
         yield copy

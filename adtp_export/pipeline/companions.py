@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 
 from ..contract import (
     HEAD_EMBEDDING,
@@ -79,6 +80,18 @@ def write_companions(checkpoint: Checkpoint, work: Path, windows: Windows | None
     _write_json(work / "config.json", plain)
     if config.head == HEAD_EMBEDDING:
         _write_pipeline(checkpoint, work)
+
+
+def reads_alike(checkpoint: Checkpoint, out: Path) -> bool:
+    """Say whether an output directory's `tokenizer.json` reads texts as the checkpoint's tokenizer does, but for where it cuts them."""
+    rows = checkpoint.student.dense.config.vocab_size
+    spelled = with_rows(json.loads(checkpoint.tokenizer.to_str()), rows)
+    return _uncut((out / TOKENIZER).read_text(encoding="utf-8")) == _uncut(json.dumps(spelled))
+
+
+def _uncut(spelled: str) -> dict[str, Any]:
+    """Return the content of a `tokenizer.json` as today's `tokenizers` spells it, without its truncation and padding."""
+    return {**json.loads(Tokenizer.from_str(spelled).to_str()), "truncation": None, "padding": None}
 
 
 def write_tokenizer(checkpoint: Checkpoint, work: Path, longest: int) -> None:

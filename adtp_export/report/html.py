@@ -20,18 +20,19 @@ SEEN = 0.01
 """Share of a run below which a matrix product is not drawn."""
 
 
-def render(manifest: Manifest, views: Views | None = None) -> str:
+def render(manifest: Manifest, views: Views | None = None, bench: str = "") -> str:
     """Return the report as one HTML document, for light and dark screens of any width.
 
     Args:
         views: single texts and retention; None where nothing was run (``--skip-parity-check``).
+        bench: the section of latencies, as `bench_of` finds it in an earlier report.
     """
     sections = [
         _head(manifest, views),
         section("Targets", _targets(manifest)),
         section(names(manifest).views, texts(views, manifest)) if views and views.texts else "",
         section("Retention", _retention(views, manifest)) if views and views.retention else "",
-        f"{BENCH}\n{END_OF_BENCH}\n",
+        f"{BENCH}\n{bench}{END_OF_BENCH}\n",
         section("Precisions on this machine's CPU", _precisions(manifest)),
         section("What quantizing costs", _costs(manifest)),
         section("Notes", "".join(f"<p>{escape(note.text)}</p>" for note in manifest.notes)),
@@ -47,6 +48,13 @@ def page(title: str, sections: Iterable[str]) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
         f"<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{''.join(sections)}</main>\n</body>\n</html>\n"
     )
+
+
+def bench_of(document: str) -> str:
+    """Return the latencies of `adtp-bench` in a report; "" where there are none."""
+    _, _, rest = document.partition(f"{BENCH}\n")
+    bench, closing, _ = rest.partition(END_OF_BENCH)
+    return bench if closing else ""
 
 
 def with_bench(document: str, bench: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import importlib.metadata
 import importlib.util
 import sys
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..data.tokenize import Batch
-from ..errors import EngineBuildError, MissingDependencyError
+from ..errors import EngineBuildError, InputError, MissingDependencyError
+from ..io import writing_scratch
 
 
 def installed() -> str | None:
@@ -70,11 +72,14 @@ class OpenVinoEngine:
         if threads:
             config["INFERENCE_NUM_THREADS"] = threads
         try:
-            with tempfile.TemporaryDirectory() as scratch:
-                copy = Path(scratch) / path.name
+            with contextlib.ExitStack() as stack:
                 model = inlined(path)
-                ir.save(model, copy, external_data=copy.name + ".data")  # weights apart: twice as fast to load
+                with writing_scratch("a temporary copy of the model"):
+                    copy = Path(stack.enter_context(tempfile.TemporaryDirectory())) / path.name
+                    ir.save(model, copy, external_data=copy.name + ".data")  # weights apart: twice as fast to load
                 self._compiled = _openvino().Core().compile_model(copy, "CPU", config)
+        except InputError:
+            raise
         except Exception as error:  # OpenVINO raises RuntimeError, the inliner its own
             raise EngineBuildError(f"OpenVINO {installed()} refuses {path.name}: {error}") from error
         self._idle: collections.deque[Any] = collections.deque()  # its methods may be called from any thread

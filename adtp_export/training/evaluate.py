@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..contract import ATTENTION_MASK
+from ..errors import InputError
 from ..explain.gradients import integrated_gradients
 from ..model import registry
 from .attribution import of_tokens, supervision
-from .data import Examples, joined, split, to_device
+from .data import Examples, Labels, joined, split, to_device
 from .judgement import Judgement
 from .losses import saliency_target
 from .methods.base import Method, Observed
@@ -87,6 +89,25 @@ def explain(
 
 
 @torch.no_grad()
+def check_order(
+    answers: Sequence[Tensor], examples: Examples, objective: Objective, labels: Labels, source: str
+) -> None:
+    """See that a teacher's classes are those of the data, in the same order: a model may have no names for them.
+
+    Args:
+        answers: the teacher's, of all `examples`. source: names the teacher.
+
+    Raises:
+        InputError: its answers are right in another order.
+    """
+    order = objective.classes_in_another_order(answers, examples, labels.names)
+    if order is not None:
+        raise InputError(
+            f"{source}: the teacher's classes are not in the order of the data's, {', '.join(labels.names)}. By its answers they are "
+            f'{", ".join(order.values())}; write that into its config.json: "id2label": {json.dumps(order)}'
+        )
+
+
 def ask(
     model: PreTrainedModel,
     examples: Examples,

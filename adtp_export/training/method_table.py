@@ -49,6 +49,7 @@ def _later_attention(layers: int) -> list[str]:
     return _every_attention(layers)[1:]
 
 
+_RATE = "retainer_learning_rate"
 _RETAINERS = (
     "retention",
     "saliency_hidden_size",
@@ -58,6 +59,7 @@ _RETAINERS = (
     "teacher_dimensions",
     "attribution",
     "cut_warmup",
+    _RATE,
 )
 _TASK = ("ce", "logit")
 _MASK = ("mask", "mask_share", "mask_weight")
@@ -70,9 +72,9 @@ METHODS = {
     ),
     "random": Facts("adtp", "Distillation", _first, (*_TASK, "ig"), (*_RETAINERS, *_MASK), ATTRIBUTION),
     "schedule": Facts("schedule", "Sandwich", _every_ffn, _TASK, ("retention", "min_tokens")),
-    "ltp": Facts("ltp", "LearnedThresholds", _every_ffn, _TASK, ()),
-    "top": Facts("top", "RankMasks", _later_attention, (*_TASK, "rank"), ("gamma",), RECEIVED),
-    "transkimmer": Facts("transkimmer", "Skimming", _every_attention, _TASK, ()),
+    "ltp": Facts("ltp", "LearnedThresholds", _every_ffn, _TASK, (_RATE,)),
+    "top": Facts("top", "RankMasks", _later_attention, (*_TASK, "rank"), ("gamma", _RATE), RECEIVED),
+    "transkimmer": Facts("transkimmer", "Skimming", _every_attention, _TASK, (_RATE,)),
     "layers": Facts("layers", "Layers", _nowhere, _TASK, (*_MASK, "attribution", "ig_steps", "teacher_dimensions")),
 }  # fmt: skip
 """``--method`` -> what is known of it."""

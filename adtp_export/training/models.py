@@ -103,7 +103,8 @@ def labels_of_teacher(source: str, config: PretrainedConfig, labels: Labels, hea
         return Labels(known)
     raise InputError(
         f"{source}: the teacher does not match: it knows {', '.join(known)}, the data has "
-        f"{', '.join(labels.names) or 'numbers'}; give a model that was fine-tuned for these"
+        f"{', '.join(labels.names) or 'numbers'}; write the data's labels as the teacher names them, name its classes so in id2label of "
+        "its config.json, or give a model that was fine-tuned for these"
     )
 
 

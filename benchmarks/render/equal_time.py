@@ -133,7 +133,9 @@ def compared(students: Students) -> Iterator[tuple[list[str], Difference]]:
                 assert first is not None
                 assert second is not None
                 fast = [f"{speed:.2f}x" if (speed := arm.fast(batch)) else "" for arm in (first, second)]
-                right = [f"{100 * arm.accuracy:.1f}" for arm in (first, second)]
+                shared = first.right.keys() & second.right.keys()
+                means = [np.mean([arm.right[seed].mean() for seed in shared]) for arm in (first, second)]
+                right = [f"{100 * mean:.1f}" for mean in means]
                 what = [f"{ARMS[names[0]]} - {ARMS[names[1]]}", precision.upper(), str(batch), f"{at} layers"]
                 yield [*what, " and ".join(fast) if all(fast) else "", " and ".join(right)], found
 

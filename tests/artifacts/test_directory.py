@@ -135,6 +135,16 @@ def test_weights_that_the_model_directory_links_to_are_kept(tmp_path):
     OutputDirectory(out, force=True, protected=model)
 
 
+def test_the_model_directory_may_hold_the_export(tmp_path):
+    """`cd MODEL_DIR; adtp-export .` writes into it, and may replace that."""
+    out = tmp_path / "model" / "model-export"
+    out.parent.mkdir()
+    write(out, "old")
+    OutputDirectory(out, force=True, protected=out.parent)
+    with pytest.raises(InputError, match="is or holds the model directory"):
+        OutputDirectory(out, force=True, protected=out)
+
+
 def test_what_is_carried_over_is_compared_first(tmp_path):
     out = tmp_path / "out"
     write(out, "old")

@@ -50,6 +50,26 @@ def test_what_cannot_be_written(exported, prelude, code, said):
     assert all(said in line for line in more)
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8", "cp1252"])
+def test_answers_in_any_encoding_of_stdout(tmp_path, encoding):
+    """JSON is spelled in characters that the encoding has; other text is written out where it lacks some."""
+    code = """
+from adtp_export.cli.console import print_json, run_command
+def command():
+    print_json({"text": "\\u6771\\u4eac Z\\xfcrich \\U0001f600"}, indent=None)
+    print("\\u6771 Z\\xfcrich", "caf\\udce9")
+    return 0
+run_command("adtp-run", command)
+"""
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert json.loads(first.decode(encoding)) == {"text": "\u6771\u4eac Z\xfcrich \U0001f600"}
+    plain = {"utf-8": "\u6771 Z\xfcrich".encode(), "ascii": rb"\u6771 Z\xfcrich"}.get(encoding, b"\\u6771 Z\xfcrich")
+    assert second == plain + b" caf\xe9"  # the byte of a file's name
+
+
 @pytest.mark.parametrize("place", ["torchinductor_me", "torchinductor_me/in-use", "../mine"])
 def test_the_cache_that_torch_makes_is_left_where_it_is_used_or_asked_for(tmp_path, place):
     (tmp_path / "tmp" / place).mkdir(parents=True)

@@ -44,6 +44,11 @@ def test_typed(typed, found):
     assert texts(*typed) == found
 
 
+def test_a_column_of_typed_texts_is_refused():
+    with pytest.raises(InputError, match="--text-column names a column of --file or stdin; leave it out"):
+        texts("a film", "--text-column", "sentence")
+
+
 SQUAD = {"data": [{"paragraphs": [{"context": "Ada.", "qas": [{"question": "who?"}]}]}]}
 
 

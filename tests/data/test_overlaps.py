@@ -1,6 +1,6 @@
 """Rows that repeat each other are one group."""
 
-from adtp_export.data.overlaps import normalized, overlapping
+from adtp_export.data.overlaps import joined, normalized, overlapping
 
 
 def test_phrases_of_a_sentence_are_in_its_group():
@@ -27,3 +27,9 @@ def test_words_are_whole_and_texts_without_words_are_equal_to_themselves_alone()
     assert overlapping(["...", "!", "...", "", " ", ""]) == [0, 1, 0, 2, 3, 2]
     assert overlapping([]) == []
     assert normalized("  It's  GOOD ") == "it s good"
+
+
+def test_rows_are_joined_by_either_numbering():
+    assert joined([0, 0, 1, 2, 3], [0, 1, 1, 2, 3]) == [0, 0, 0, 1, 2]
+    assert joined([5, 6], [7, 8]) == [0, 1]
+    assert joined([], []) == []

@@ -128,6 +128,8 @@ def good():
 
 def test_good_batch_passes():
     check_batch(good(), 10, 2, 64)
+    for kind in (np.uint8, np.uint64, np.int8):  # differences of unsigned numbers wrap
+        check_batch({**good(), "attention_mask": good()["attention_mask"].astype(kind)}, 10, 2, 64)
 
 
 @pytest.mark.parametrize(

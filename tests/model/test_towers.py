@@ -113,8 +113,9 @@ def test_a_planted_mistake_is_noticed(tmp_path):
         ({"pruning": {**DIVPRUNE, "vision_feature_select_strategy": "x"}}, {}, "got 'x'; accepted is default or full"),
         ({}, {"pruning": "btp"}, "got 'btp'; accepted for a vision tower alone is divprune"),
         ({}, {"precisions": "int8"}, "got int8; accepted for vision towers are fp32, fp16"),
-        ({}, {"openvino": True}, "--openvino: got True, and vision towers are exported for ONNX Runtime on CPUs alone"),
+        ({}, {"openvino": True}, "--openvino: got True, which does not go with vision towers: they are exported for ONNX"),
         ({}, {"head": "embedding"}, "--head: got 'embedding'"),
+        ({}, {"update": True}, "--update: vision towers are exported whole; type --force to replace an earlier export"),
     ],
 )  # fmt: skip
 def test_what_is_refused(tmp_path, changes, options, told):

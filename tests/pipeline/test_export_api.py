@@ -3,6 +3,9 @@
 import dataclasses
 import inspect
 import json
+import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,10 +16,11 @@ from testbed import make_encoder, shared_or_skip
 from transformers import AutoModelForSequenceClassification
 
 import adtp_export
-from adtp_export.artifacts.records import Manifest
+from adtp_export.artifacts.records import Manifest, sha256
 from adtp_export.errors import InputError
 from adtp_export.pipeline.export.options import ExportOptions
 from adtp_export.plugins import binaries
+from adtp_export.report import html
 
 TEXTS = ["a wonderful film", "the soup was cold and so was the waiter", "ok", "it was " + "very " * 30 + "long"]
 
@@ -186,6 +190,30 @@ def test_no_cuda_file_where_every_layer_reads_what_tokens_received(ltp_out):
 def test_an_update_knows_what_the_checkpoint_does_not_say(ltp_checkpoint, ltp_out):
     with pytest.raises(InputError, match="--update: .* was exported with padded_length 64, and this is 128"):
         adtp_export.export(ltp_checkpoint, ltp_out, padded_length=128, allow_pickle=True, update=True)
+
+
+def test_an_update_has_the_same_tokenizer_and_keeps_outputs_and_latencies(tmp_path, small):
+    """What the export before it was asked for stays: its files are written anew."""
+    model, out = Path(shutil.copytree(small, tmp_path / "student")), tmp_path / "out"
+    texts = tmp_path / os.fsdecode(b"donn\xe9es.txt")  # no UTF-8
+    texts.write_text("\n".join(TEXTS))
+    with taking_known_graphs():
+        manifest = adtp_export.export(model, out, debug_outputs=True, verify_data=texts)
+    assert manifest.verification["text"] == r"donn\udce9es.txt"
+    report = out / "report.html"
+    section = "<section>latencies</section>\n"
+    report.write_text(report.read_text().replace(html.BENCH + "\n", html.BENCH + "\n" + section))
+    document = json.loads((out / "manifest.json").read_text())
+    document["files"]["report.html"] = {"sha256": sha256(report), "bytes": report.stat().st_size}
+    (out / "manifest.json").write_text(json.dumps(document))
+    adtp_export.export(model, out, update=True, skip_parity_check=True)
+    assert [o.name for o in onnx.load(out / "model.onnx").graph.output] == ["logits", "kept_site"]
+    assert html.bench_of(report.read_text()) == section
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = not tokenizer["normalizer"]["lowercase"]
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(InputError, match="was exported with another tokenizer; use --force"):
+        adtp_export.export(model, out, update=True, skip_parity_check=True)
 
 
 @pytest.mark.slow

@@ -14,10 +14,21 @@ from adtp_export.cli import tune as command
 from adtp_export.cli.console import Console
 from adtp_export.errors import InputError
 from adtp_export.pipeline.tune import choice
+from adtp_export.pipeline.tune import times as tune_times
 from adtp_export.pipeline.tune.choice import Candidate, Confirmed, choose, confirm, going_on, meets, standard_error
 from adtp_export.pipeline.tune.plan import RUNGS, Plan, Rates, make_plan, seconds_for
-from adtp_export.pipeline.tune.rows import CONFIRM, DISAGREEMENT, SURE, halves, needed, parted, resolved
-from adtp_export.pipeline.tune.shapes import RETENTIONS, Arm, Table, Time, levels
+from adtp_export.pipeline.tune.rows import (
+    CONFIRM,
+    DISAGREEMENT,
+    SURE,
+    groups_of,
+    halves,
+    least_needed,
+    needed,
+    parted,
+    resolved,
+)
+from adtp_export.pipeline.tune.shapes import RETENTIONS, Arm, Table, Time, fastest_of, levels
 from adtp_export.report.tuned import cells, render
 
 BOTH = ("fp32", "int8")
@@ -44,6 +55,9 @@ def test_an_asked_speedup_makes_one_level():
     assert levels(table, 50, BOTH) == []
     (alone,) = levels(table, 3, ("fp32",))
     assert all(table.speedup(arm, "fp32") >= 3 for arm in alone.arms)
+    arm, most = fastest_of(table, BOTH)
+    for almost in (most, most * 0.99):  # not even the fastest shape is as far ahead as others should be
+        assert arm in levels(table, almost, BOTH)[0].arms
 
 
 @given(st.floats(0.1, 100), st.floats(0.1, 100))
@@ -319,6 +333,36 @@ def test_no_group_is_in_both_halves(numbers, seed):
     drawn, _ = parted(groups, CONFIRM, seed)
     largest = np.bincount(groups).max()
     assert CONFIRM * len(groups) <= len(drawn) < CONFIRM * len(groups) + largest
+
+
+def test_pairs_of_one_first_text_are_one_group():
+    pairs = [(f"a long premise, number {i} of them", f"hypothesis {i} {j}") for i in range(4) for j in range(3)]
+    assert groups_of(pairs).tolist() == [i for i in range(4) for _ in range(3)]
+    assert groups_of([["one", "two"], ["one", "three"]]).tolist() == [0, 1]  # words of two sentences
+
+
+@pytest.mark.parametrize("drop", [0.5, 1.0, 5.0])
+def test_fewer_rows_than_a_proof_takes_prove_nothing(drop):
+    """Not even where a student answers every confirming row as the model does, and by itself."""
+    rows = round(CONFIRM * least_needed(drop))
+    enough, few = (
+        confirm([np.zeros(count)], np.arange(count), drop)[0] for count in (round(1.1 * rows), round(0.9 * rows))
+    )
+    assert enough.proven
+    assert few.bound > drop
+    assert not few.proven
+
+
+def test_precisions_are_those_of_the_stored_times(monkeypatch):
+    table = times()
+    alone = Table(time for time in table.times if time.precision == "fp32")
+    monkeypatch.setattr(tune_times.onnxruntime, "operators_obstacle", lambda: None)
+    assert tune_times.precisions_of(table, BOTH) == BOTH
+    assert tune_times.precisions_of(alone, BOTH) == ("fp32",)  # the operators came later
+    monkeypatch.setattr(tune_times.onnxruntime, "operators_obstacle", lambda: "they do not load")
+    assert tune_times.precisions_of(table, ["fp32"]) == ("fp32",)
+    with pytest.raises(InputError, match="has times in INT8, which cannot run here now: they do not load"):
+        tune_times.precisions_of(table, BOTH)
 
 
 def test_rows_that_a_proof_takes_are_enough_for_one():

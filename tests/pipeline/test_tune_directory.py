@@ -25,8 +25,12 @@ def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path):
         with directory.claimed(chosen) as finished:
             return finished
 
-    assert not begun()
-    assert not begun(max_drop=2.0)  # times of shapes are there at most
+    assert not begun(batch_size=8)
+    assert not begun()  # nothing was made with the other settings: perhaps they were refused
+    (out / "work" / directory.TABLE).write_text("{}")
+    with pytest.raises(InputError, match=r"other settings \(batch_size\)"):
+        begun(batch_size=8)
+    assert not begun(max_drop=2.0)  # times of shapes alone are there
     (out / "work" / directory.PLAN).write_text("{}")
     with pytest.raises(InputError, match="an unfinished run; add --resume"):
         begun(max_drop=2.0)

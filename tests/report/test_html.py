@@ -150,6 +150,8 @@ def test_latencies_replace_older_ones(manifest):
     assert "packed-dense-43.0 ms, 2.0x the student's" in read(once).text
     assert "a <CPU>, 2 cores" in read(once).text
     assert html.with_bench(once, bench(7.0)) == html.with_bench(html.render(manifest), bench(7.0))
+    assert html.render(manifest, bench=html.bench_of(once)) == once
+    assert html.bench_of(html.render(manifest)) == html.bench_of("<html></html>") == ""
     with pytest.raises(ValueError, match="no <!-- bench --> in the report"):
         html.with_bench("<html></html>", bench(3.0))
 

@@ -11,7 +11,9 @@ from adtp_export.data.readers import read_rows
 from adtp_export.data.tokenize import TokenizedText
 from adtp_export.errors import InputError
 from adtp_export.training.data import Examples, Labels, LengthGrouped, Table, load_tables
+from adtp_export.training.objectives import for_head
 from adtp_export.training.settings import TrainOptions, as_yaml, read_settings
+from adtp_export.training.task import before_holding_out
 
 
 @pytest.mark.parametrize(
@@ -158,6 +160,10 @@ def test_order_depends_on_seed_and_epoch_alone():
         ({"method": "layers", "flops": 0.5}, "--flops: got 0.5; --method layers drops no tokens. .* give --layers"),
         ({"method": "layers", "prune_sites": "0.ffn"}, "--prune-sites: got '0.ffn'; --method layers drops no tokens"),
         ({"method": "layers", "retention": "0.4"}, "--retention: got '0.4'; --method layers has no such setting"),
+        (
+            {"method": "schedule", "retainer_learning_rate": 0.1},
+            "--retainer-learning-rate: got 0.1; --method schedule has no such setting, and adtp, random, ltp, top, transkimmer have",
+        ),
         ({"method": "layers", "ablate": "ig"}, "accepted are ce, logit and teacher"),
         ({"method": "schedule", "ablate": "ig"}, "accepted are ce, logit and teacher"),
         ({"ablate": "rank"}, "accepted are ce, logit, ig, arp, tsp and teacher"),
@@ -214,3 +220,18 @@ def test_questions_about_one_text_stay_on_one_side(tmp_path):
     assert sides[1]
     assert not sides[0] & sides[1]
     assert len(tables["train"]) + len(tables["dev"]) == 30
+
+
+@pytest.mark.parametrize("task", ["sequence", "tokens"])
+def test_a_rare_class_that_was_held_out_is_a_class(task):
+    """Whichever rows are drawn for dev."""
+    names = ["rare", *["a", "b"] * 20]
+    texts = [f"row {i}" for i in range(41)] if task == "sequence" else [["row", str(i)] for i in range(41)]
+    labels = names if task == "sequence" else [[name, "a"] for name in names]
+    settings = TrainOptions(base="b", train="x.jsonl", dev_share=0.3)
+    for first in range(41):  # it is in another place each time
+        table = Table("x.jsonl", texts, labels[first:] + labels[:first])
+        tables = load_tables(settings, lambda path, settings, table=table: table)
+        assert for_head(task).labels(before_holding_out(tables, settings), settings).names == ("a", "b", "rare")
+    own = TrainOptions(base="b", train="x.jsonl", dev="dev.jsonl")
+    assert before_holding_out(tables, own) is tables["train"]

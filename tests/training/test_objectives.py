@@ -1,6 +1,7 @@
 """The losses and scores of every head are those of plain definitions, row by row; and the student in training is the oracle."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,17 +12,21 @@ from torch.nn.functional import cross_entropy, mse_loss, normalize
 from adtp_export.data.labelled import Question
 from adtp_export.data.tokenize import TokenizedText
 from adtp_export.data.windows import TextWithOffsets
+from adtp_export.errors import InputError
 from adtp_export.explain.gradients import answer_score
 from adtp_export.model import AdtpBertForSequenceClassification, registry
 from adtp_export.model.heads import head_class
 from adtp_export.model.registry import input_names
+from adtp_export.training.data import Labels
+from adtp_export.training.evaluate import check_order
 from adtp_export.training.losses import logit_loss
 from adtp_export.training.methods.adtp import Distillation
 from adtp_export.training.models import make_student
 from adtp_export.training.objectives import TABLE, for_head
 from adtp_export.training.objectives.embedding import TextExamples
+from adtp_export.training.objectives.sequence import another_order
 from adtp_export.training.objectives.spans import QuestionExamples, decode
-from adtp_export.training.objectives.tokens import TaggedExamples
+from adtp_export.training.objectives.tokens import NO_LABEL, TaggedExamples
 from adtp_export.training.settings import HEAD_OF_TASK, TrainOptions
 
 LENGTHS, PADDED = [9, 3, 14, 6], 14
@@ -272,3 +277,41 @@ def test_vectors_are_judged_by_scores_or_by_the_teachers_cosines():
     assert figures["cosine"] == pytest.approx(mean)
     assert -1 < figures["spearman"] < 1
     assert objective.quality(list(2 * vectors.flip(0)), list(range(8)), texts)["spearman"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "order"),
+    [
+        (None, None),
+        ([2, 0, 1], {"0": "business", "1": "world", "2": "sport"}),
+        ([1, 1, 1], None),  # it knows nothing, which is no order
+    ],
+)
+def test_classes_in_another_order_are_found_by_the_answers(wrong, order):
+    """A teacher without names for its classes is taken to have them in the order of the data's."""
+    names = ("sport", "business", "world")
+    true = np.arange(300) % 3
+    answered = true if wrong is None else np.array(wrong)[true]
+    answered = np.where(np.arange(300) % 10 == 0, 0, answered)  # some are mistakes
+    expected = order and {str(number): names[wrong.index(number)] for number in range(3)}
+    assert expected == order
+    assert another_order(answered, true, names) == order
+    assert another_order(answered[:30], true[:30], names) is None
+    assert another_order(answered, true, ()) is None
+
+
+def test_tags_in_another_order_are_found_too():
+    objective = for_head("tokens")
+    rows = [[NO_LABEL, 0, 1, NO_LABEL], [1, 0, 1, 1]] * 20
+    examples = SimpleNamespace(labels=rows)
+    swapped = [torch.eye(2)[[0, *(1 - max(tag, 0) for tag in row[1:])]] for row in rows]
+    swapped = [
+        answer if row[0] == NO_LABEL else torch.eye(2)[[1 - tag for tag in row]] for answer, row in zip(swapped, rows)
+    ]
+    assert objective.classes_in_another_order(swapped, examples, ("DET", "NOUN")) == {"0": "NOUN", "1": "DET"}
+    right = [torch.eye(2)[[max(tag, 0) for tag in row]] for row in rows]
+    assert objective.classes_in_another_order(right, examples, ("DET", "NOUN")) is None
+    with pytest.raises(
+        InputError, match=r'By its answers they are NOUN, DET; write .* "id2label": \{"0": "NOUN", "1": "DET"\}'
+    ):
+        check_order(swapped, examples, objective, Labels(("DET", "NOUN")), "TEACHER")

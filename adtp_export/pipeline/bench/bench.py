@@ -161,6 +161,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
     sites, ratios = tuple(config.adtp.prune_sites), tuple(config.adtp.retention_ratios or RATIOS)
     first_alone = config.adtp.head == HEAD_SEQUENCE and fields.get("classifier_pooling") != "mean"
     architecture = dataclasses.replace(architecture, every_token=not first_alone)
+    whole = architecture.deep(architecture.shape.layers)
     return _Subject(
         name=str(out.name),
         student=Contender(
@@ -174,9 +175,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
         architecture=architecture,
         max_tokens=config.max_tokens,
         retention=f"{'learned' if sites else '1, for it has no prune site'}, on {source}",
-        swept=Swept(architecture.deep(architecture.shape.layers), sites, ratios, config.adtp.min_tokens)
-        if sites
-        else None,
+        swept=Swept(whole, sites, ratios, config.adtp.min_tokens) if sites else None,
         packed=checked_model(out, manifest, packed) if packed in manifest.files else None,
         tokenizer=tokenizer,
         texts=texts,

@@ -124,11 +124,13 @@ def export_decoder(options: ExportOptions, steps: Steps) -> Manifest:
 
 def check_taken(options: ExportOptions, taken: Sequence[str], what: str, hint: str) -> None:
     """Raises InputError for an option that is not for models of this kind, and MissingDependencyError where none can be verified."""
+    if options.update and "update" not in taken:
+        raise InputError(f"--update: {what} are exported whole; type --force to replace an earlier export")
     for known in options_of(ExportOptions):
         if known.name not in taken and getattr(options, known.name) != known.default:
             raise InputError(
-                f"{known.flag}: got {quoted(getattr(options, known.name))}, and {what} are exported for ONNX Runtime on CPUs alone; leave "
-                f"it out{hint}"
+                f"{known.flag}: got {quoted(getattr(options, known.name))}, which does not go with {what}: they are exported for ONNX "
+                f"Runtime on CPUs alone, with fewer options; leave it out{hint}"
             )
     if not options.skip_parity_check and onnxruntime.installed() is None:
         raise MissingDependencyError(

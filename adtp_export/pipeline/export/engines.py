@@ -12,6 +12,7 @@ from typing import Any
 
 from ...artifacts.records import BUILT_NOT_RUN, EMULATED, PLUGIN, VERIFIED, Note, Target
 from ...graph.debug import debug_form
+from ...io import writing_scratch
 from ...plugins import library, operators, runner
 from ...runtimes import Engine, onnxruntime, tensorrt
 from ...runtimes.packed import Judged
@@ -62,12 +63,16 @@ def _one(run: ExportContext, plan: EnginePlan, spec: TargetSpec, written: Mappin
                 debug_path = scratch.enter_context(debug_form(path))
                 place = run.work / _name(each)
                 if not place.exists():  # one with the other attention was verified, and is enough
-                    place = Path(scratch.enter_context(tempfile.TemporaryDirectory()), place.name)
-                    place.write_bytes(_build(run, plan, each, path, place.name)[0])
+                    engine = _build(run, plan, each, path, place.name)[0]
+                    with writing_scratch("an engine to verify"):
+                        place = Path(scratch.enter_context(tempfile.TemporaryDirectory()), place.name)
+                        place.write_bytes(engine)
                 engines.append(_open(place, each))
                 if debug_path != path:
                     place = debug_path.with_suffix(".engine")
-                    place.write_bytes(_build(run, plan, each, debug_path, place.name)[0])
+                    engine = _build(run, plan, each, debug_path, place.name)[0]
+                    with writing_scratch("an engine to verify"):
+                        place.write_bytes(engine)
                     debug.append(_open(place, each))
             return _joined(engines), _joined(debug) if debug else None
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...artifacts.checks import checked_file
 from ...artifacts.directory import OutputDirectory
 from ...artifacts.hub import CARD, prepare
 from ...artifacts.manifest import read_manifest
@@ -64,6 +66,7 @@ def make_export_plan(options: ExportOptions, steps: Steps) -> ExportPlan:
     """
     with steps.step("import_s", "importing PyTorch and transformers"):
         request = read_request(options)
+        from ...graph.debug import shows_kept
         from ...imports import open_checkpoint
         from .capabilities import Capabilities
         from .file_plan import plan_engines, plan_files, plan_targets
@@ -80,6 +83,8 @@ def make_export_plan(options: ExportOptions, steps: Steps) -> ExportPlan:
     profile = fit_profile(request, checkpoint, can)
     previous = _previous(out, checkpoint) if options.update else None
     layout = _layout(out, options, previous)
+    if previous is not None and shows_kept(out / layout_path(MODEL, layout)):
+        request = dataclasses.replace(request, options=dataclasses.replace(options, debug_outputs=True))
     files, notes = plan_files(request, checkpoint.student, can, profile, layout)
     targets = plan_targets(files, request, can)
     engines, more = plan_engines(files, request, can)
@@ -108,6 +113,9 @@ def _surely_written(options: ExportOptions) -> list[str]:
 
 def _previous(out: Path, checkpoint: Checkpoint) -> Manifest:
     """Return the manifest of the directory that is to be updated."""
+    from ...model.tokenizer import TOKENIZER
+    from ..companions import reads_alike
+
     previous = read_manifest(out)
     if previous.checkpoint["sha256"] != checkpoint.sha256:
         raise InputError(f"--update: {out} was exported from another checkpoint; use --force to replace it")
@@ -117,6 +125,9 @@ def _previous(out: Path, checkpoint: Checkpoint) -> Manifest:
                 f"--update: {out} was exported with {name} {quoted(previous.checkpoint[name])}, and this is {quoted(value)}; "
                 "use --force to replace it"
             )
+    checked_file(out, previous, TOKENIZER)
+    if not reads_alike(checkpoint, out):
+        raise InputError(f"--update: {out} was exported with another tokenizer; use --force to replace it")
     return previous
 
 

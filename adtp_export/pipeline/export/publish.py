@@ -22,7 +22,9 @@ REPORTS = ("report.md", "report.html", CARD)
 def write_reports(run: ExportContext, plan: ExportPlan, manifest: Manifest, views: Views | None) -> Manifest:
     """Write reports and the manifest; in the layout of the Hub a model card, too. Return the manifest with all files."""
     manifest = list_files(manifest, run.work)  # for the sizes that reports show
-    texts = [markdown.render(manifest), html.render(manifest, views)]
+    earlier = plan.out / REPORTS[1]
+    bench = html.bench_of(earlier.read_text(encoding="utf-8")) if plan.previous and earlier.is_file() else ""
+    texts = [markdown.render(manifest), html.render(manifest, views, bench)]
     if plan.layout == HUB:
         fields = card.metadata(manifest, run.checkpoint.directory, run.checkpoint.raw_config, plan.card)
         repo = plan.options.push_to_hub or f"USER/{manifest.checkpoint['name']}"

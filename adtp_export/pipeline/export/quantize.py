@@ -18,7 +18,7 @@ from ...calibration.simulate import Cost, sensitivity, simulate
 from ...contract import ATTENTION_MASK
 from ...data.rows import TextSource, read, tokenize
 from ...data.tokenize import Batch
-from ...errors import InputError, VerificationError
+from ...errors import InputError, VerificationError, printable
 from ...verify import samples
 from ...verify.oracle import OracleRun, for_precision
 from .context import ExportContext
@@ -70,7 +70,7 @@ def calibrate(run: ExportContext, text: TextSource) -> Calibration:
         batches = samples.make_batches(tokenized.rows, student.input_names, student.pad_id, run.profile["batch"].max)
         seen = collect(student, batches, progress)
     record = {
-        "text": text.file.name,
+        "text": printable(text.file.name),
         "rows": sum(len(batch["input_ids"]) for batch in batches),
         "of_rows": total,
         "tokens": sum(int(batch["attention_mask"].sum()) for batch in batches),

@@ -22,7 +22,7 @@ from ...contract import (
 )
 from ...data.readers import Label
 from ...data.rows import TextSource, TokenizedRows, read, tokenize
-from ...errors import InputError, did_you_mean, quoted
+from ...errors import InputError, did_you_mean, printable, quoted
 from ...explain.student import explain, means
 from ...model.encoder import PrunedEncoder
 from ...model.heads.masked import PrunedEncoderForMasked
@@ -67,7 +67,7 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
     else:
         rows = text.rows
         labelled, total = samples.sample(read(student.config.head, text), rows or samples.MAX_ROWS)
-        source = text.file.name
+        source = printable(text.file.name)
     texts, labels = zip(*samples.shuffled(labelled), *((row, None) for row in others.values()))
     known = _known(labels, student.config, text) if text and text.label_column else None
     tokenized = _tokenized(run, texts)

@@ -19,6 +19,7 @@ from ...data.tokenize import encode, pad
 from ...errors import VerificationError, quoted
 from ...graph import strings
 from ...graph.debug import debug_form
+from ...io import writing_scratch
 from ...runtimes import Engine
 from ...runtimes.onnxruntime import OnnxRuntimeEngine
 from ...runtimes.packed import Judged, StaticEngines
@@ -236,10 +237,11 @@ def verify_strings(run: ExportContext, written: Mapping[str, WrittenFile], sourc
     texts = [*samples.HARD, *_texts(run.checkpoint.student.config.head, source)]
     with (
         run.steps.step("verify_strings_s", f"comparing its tokens on {len(texts)} texts"),
-        tempfile.TemporaryDirectory() as scratch,
+        ExitStack() as stack,
     ):
-        alone = Path(scratch) / file.name
-        onnx.save(strings.tokenizer_of(file), alone)
+        with writing_scratch("a temporary copy of the tokenizer"):
+            alone = Path(stack.enter_context(tempfile.TemporaryDirectory())) / file.name
+            onnx.save(strings.tokenizer_of(file), alone)
         check_tokens(run, texts, OnnxRuntimeEngine(alone, extensions=True))
         _check_answers(run, samples.HARD[:_LARGEST], model, file)
     hard = len(samples.HARD)

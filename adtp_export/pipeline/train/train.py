@@ -236,7 +236,7 @@ def _explain(
     """Return the teacher's figures on the test rows, and the task with its answers and what it says of tokens."""
     from torch import nn
 
-    from ...training.evaluate import all_answers
+    from ...training.evaluate import all_answers, check_order
     from ...training.stages import explained
     from ...training.trainer import Audience
 
@@ -244,6 +244,9 @@ def _explain(
     nn.Module.to(teacher.eval().requires_grad_(False), processes.device)
     with steps.step("teacher_judged_s", "judging the teacher"):
         answers, numbers = all_answers(teacher, task.parts["test"], task.objective)
+    if task.settings.teacher is not None:
+        in_order = [answer for _, answer in sorted(zip(numbers, answers), key=lambda pair: pair[0])]
+        check_order(in_order, task.parts["test"], task.objective, task.labels, task.settings.teacher)
     if told := task.objective.one_answer(answers, task.parts["test"], task.labels.names):
         steps.note(
             f"the teacher answers {told}. A student learns little from it: train the teacher longer or otherwise"

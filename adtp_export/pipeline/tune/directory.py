@@ -52,6 +52,9 @@ def claimed(chosen: TuneOptions) -> Iterator[bool]:
 def _opened(out: Path, chosen: TuneOptions) -> bool:
     """See that settings are those of the run in `out`, or begin one; return whether it is finished."""
     finished, planned = (out / RESULTS).is_file(), (out / WORK / PLAN).is_file()
+    begun = (
+        finished or planned or (out / WORK / TABLE).is_file()
+    )  # else nothing was made with the settings that are there
     settings, stored = described(chosen), out / SETTINGS
     if stored.is_file():
         before = read_json(stored)
@@ -62,7 +65,7 @@ def _opened(out: Path, chosen: TuneOptions) -> bool:
         hashes = before["sha256"]  # an earlier version did not have all of today's
         changed = (name for name, now in settings["sha256"].items() if hashes.get(name, now) != now)
         names += [f"the content of {name.rstrip('/')}" for name in changed]
-        if names:
+        if names and begun:
             raise InputError(
                 f"--out: {out} holds a run of other settings ({', '.join(names)}); give them as they were, or another --out"
             )

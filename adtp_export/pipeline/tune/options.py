@@ -59,7 +59,8 @@ class TuneOptions(Options):
     precisions: str = option("fp32,int8", "precisions to export in: fp32, int8", "search", metavar="LIST", flag="--precision")
     hours: float = option(1.0, "about how long everything takes; how many rows students are trained on follows from it", "search",
         within=POSITIVE)
-    epochs: float = option(3.0, "most epochs that any student is trained for", "search", within=POSITIVE)
+    epochs: float = option(3.0,
+        "most epochs of the race; a student whose retention is refined sees up to as many rows again", "search", within=POSITIVE)
     batch_size: int = option(32, "rows per training step", "search", within=COUNT)
     learning_rate: float = option(1e-4, "peak learning rate of the students", "search", within=POSITIVE)
     mixed_precision: str = option(FULL_PRECISION, "as in adtp-train: bf16 trains faster where the GPU or processor supports it", "search",

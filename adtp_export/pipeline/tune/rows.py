@@ -13,7 +13,7 @@ import numpy as np
 
 from ...contract import HEAD_EMBEDDING, HEAD_SPANS
 from ...data.labelled import Question
-from ...data.overlaps import normalized, overlapping
+from ...data.overlaps import joined, normalized, overlapping
 from ...errors import InputError, quoted
 from ...training.data import Table
 from ...training.objectives import for_head
@@ -29,6 +29,8 @@ DISAGREEMENT = 0.1
 """Share of the rows on which a student and its teacher are not alike right, as students of one point less were found to be."""
 SURE = 1.645
 """Standard errors of a one-sided bound of 95%."""
+UNCHANGED = math.log(1 / 0.05)
+"""The bound of 95% on what is lost, times the rows, where no answer becomes worse: Gaffke's, to the first order."""
 LEAST = 20
 """Groups of rows, below which no share of them says anything."""
 
@@ -73,7 +75,7 @@ def read(chosen: TuneOptions) -> Rows:
     else:
         dev = objective.read(Path(chosen.dev), settings)
         check_apart(train, dev)
-        groups = np.array(overlapping([told(row) for row in dev.texts]))
+        groups = groups_of(dev.texts)
     if chosen.batch_size > len(train):
         raise InputError(f"--batch-size: got {chosen.batch_size:,}; {train.source} has {len(train):,} rows to train on")
     choose, confirm = halves(groups, chosen.seed)
@@ -89,6 +91,14 @@ def told(row: Any) -> str:
     if isinstance(row, Question):
         return row.context
     return row if isinstance(row, str) else " ".join(row)
+
+
+def groups_of(texts: Sequence[Any]) -> np.ndarray:
+    """Number the groups of rows that overlap, or are pairs of one first text, from 0: ``(rows,) int64``."""
+    groups = overlapping([told(row) for row in texts])
+    if all(isinstance(row, tuple) for row in texts):
+        groups = joined(groups, overlapping([row[0] for row in texts]))
+    return np.array(groups)
 
 
 def identity(row: Any) -> str:
@@ -110,7 +120,7 @@ def check_apart(train: Table, dev: Table) -> None:
 
 def hold_out(table: Table, seed: int) -> tuple[Table, Table, np.ndarray]:
     """Part the training rows by groups of overlapping texts; return those to train on, those held out, and the groups of these."""
-    groups = np.array(overlapping([told(row) for row in table.texts]))
+    groups = groups_of(table.texts)
     chosen, rest = parted(groups, HELD_OUT, seed)
     if not len(rest):
         raise InputError(f"{table.source}: all its rows overlap, so none can be held out; give others as --dev FILE")
@@ -141,9 +151,9 @@ def renumbered(groups: np.ndarray) -> np.ndarray:
 
 
 def needed(drop: float) -> int:
-    """Return how many independent dev rows it takes at least to prove that a student loses at most `drop` points.
+    """Return how many independent dev rows it takes to prove that a student loses at most `drop` points, if it changes a `DISAGREEMENT`.
 
-    So many do for one that loses nothing, and is the last to be proven.
+    So many do for one that loses as many answers as it gains, and is the last to be proven.
     """
     share = drop / 100
     root = (SURE * math.sqrt(DISAGREEMENT) + math.sqrt(SURE**2 * DISAGREEMENT + 4 * share)) / (2 * share)
@@ -154,6 +164,11 @@ def resolved(rows: int) -> float:
     """Return the points that so many rows tell apart, with a certainty of 95%: a bound counts one more row, which is lost."""
     rows = max(rows, 1)
     return 100 * (SURE * math.sqrt(DISAGREEMENT / rows) + 1 / rows)
+
+
+def least_needed(drop: float) -> int:
+    """Return how many dev rows it takes to prove that a student loses at most `drop` points, even if it loses no answer."""
+    return math.ceil(UNCHANGED / (drop / 100) / CONFIRM)
 
 
 def check_enough(groups: np.ndarray, halved: Sequence[np.ndarray], chosen: TuneOptions) -> None:
@@ -169,27 +184,30 @@ def check_enough(groups: np.ndarray, halved: Sequence[np.ndarray], chosen: TuneO
             f"overlap; at least {LEAST} groups of each are needed. Give more texts"
         )
     drop = chosen.drop
-    if chosen.strict and drop is not None and sum(rows) < needed(drop):
+    if chosen.strict and drop is not None and sum(rows) < least_needed(drop):
         raise InputError(
-            f"--dev: {sum(rows)} rows cannot prove that at most {drop:g} points are lost. That takes at least {needed(drop):,}, even for a "
-            f"student that loses none. Give more rows, leave --strict out, or type --max-drop {least_drop(sum(rows)):.1f}"
+            f"--dev: {sum(rows)} rows cannot prove that at most {drop:g} points are lost. That takes at least {least_needed(drop):,}, even "
+            f"for a student that loses no answer. Give more rows, leave --strict out, or type --max-drop {least_drop(sum(rows)):.1f}"
         )
 
 
 def least_drop(rows: int) -> float:
     """Return the smallest drop that so many dev rows can prove, rounded up to tenths."""
-    return math.ceil(10 * resolved(round(CONFIRM * rows))) / 10
+    return math.ceil(10 * 100 * UNCHANGED / (CONFIRM * rows)) / 10
 
 
 def what_rows_show(choose: int, confirm: int, drop: float | None) -> str:
     """Say what the dev rows resolve."""
     said = (
-        f"{choose} dev rows to choose on tell students apart by some {resolved(choose):.1f} points, and {confirm} rows to confirm on bound "
-        f"a drop to within {resolved(confirm):.1f} points"
+        f"{choose:,} dev rows to choose on tell students apart by some {resolved(choose):.1f} points, and {confirm:,} rows to confirm on "
+        f"bound a drop to within {resolved(confirm):.1f} points"
     )
     if drop is None or choose + confirm >= needed(drop):
         return said
-    return f"{said}: to prove a drop of at most {drop:g} takes at least {needed(drop):,} dev rows, so a student can be likely at best"
+    proof, few = f"to prove a drop of at most {drop:g} takes", least_needed(drop)
+    if choose + confirm < few:
+        return f"{said}: {proof} at least {few:,} dev rows, so a student can be likely at best"
+    return f"{said}: {proof} some {needed(drop):,} dev rows for a student that changes a tenth of the answers, and fewer if it changes less"
 
 
 def what_was_cut(task: Task) -> str:

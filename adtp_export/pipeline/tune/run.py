@@ -53,6 +53,7 @@ class Run:
             directory.write(stored, {"trace_s": trace_s, "workload": self.rounds.name, "times": timed.to_json()})
         document = read_json(stored)
         self.table = Table.of(document["times"])
+        self.precisions = times.precisions_of(self.table, self.chosen.formats)
         if not self.possible:
             arm, most = fastest_of(self.table, self.precisions)
             self.plan = Plan(levels=(), rungs=(), refined=0, seconds={})

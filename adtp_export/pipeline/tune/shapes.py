@@ -146,7 +146,8 @@ def levels(table: Table, speedup: float | None, precisions: Sequence[str]) -> li
     """
     asked = [table.fastest(Arm(layers), precisions) for layers in depths(table.layers)[1:]]
     if speedup is not None:
-        asked = [speedup * AHEAD]
+        most = fastest_of(table, precisions)[1]
+        asked = [min(speedup * AHEAD, most)] if speedup <= most else []
     found = []
     for each in asked:
         made = [table.shape_for(layers, each, precisions) for layers in depths(table.layers)]

@@ -87,6 +87,19 @@ def precisions_here(wanted: Sequence[str]) -> tuple[tuple[str, ...], str]:
     return found, "" if found == tuple(wanted) else f"INT8 is left out: {obstacle}"
 
 
+def precisions_of(known: Table, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Return the precisions of `wanted` that a table has. What cannot run here any more, or can only now, would change what is chosen.
+
+    Raises:
+        InputError: one that was timed cannot run here.
+    """
+    timed = {time.precision for time in known.times}
+    found = tuple(each for each in wanted if each in timed)
+    if (obstacle := onnxruntime.operators_obstacle()) is not None and any(each != FP32 for each in found):
+        raise InputError(f"--out: the run there has times in INT8, which cannot run here now: {obstacle}")
+    return found
+
+
 def contenders(
     task: Task, teacher: PreTrainedModel, precisions: Sequence[str], folder: Path, progress: Progress
 ) -> dict[tuple[Arm, str], Contender]:

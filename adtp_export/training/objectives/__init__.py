@@ -137,6 +137,12 @@ class Objective(ABC):
     def main_score(self, figures: Mapping[str, float]) -> float:
         """The one figure that a best checkpoint is chosen by."""
 
+    def classes_in_another_order(
+        self, answers: Sequence[Tensor], examples: Examples, names: Sequence[str]
+    ) -> dict[str, str] | None:
+        """Return what a model's classes must be called, by number, where its answers are right but for their order; None where not."""
+        return None
+
     def one_answer(self, answers: Sequence[Tensor], examples: Examples, names: Sequence[str]) -> str | None:
         """Say which answer a model gives nearly always, more often than it is true; None where there is none."""
         return None

@@ -24,6 +24,8 @@ from . import Batch, Objective, Reader
 MIN_SCORES = 3
 NEARLY_ALL = 0.95
 """Share of rows from which on one answer is worth a note."""
+ROWS_OF_AN_ORDER, CLEARLY = 50, 0.2
+"""Rows, and the share of them that another order of classes has to make right, for it to be beyond doubt."""
 
 
 class SequenceObjective(Objective):
@@ -80,8 +82,32 @@ class SequenceObjective(Objective):
     def main_score(self, figures: Mapping[str, float]) -> float:
         return figures["accuracy"] if "accuracy" in figures else figures["spearman"]
 
+    def classes_in_another_order(
+        self, answers: Sequence[Tensor], examples: Examples, names: Sequence[str]
+    ) -> dict[str, str] | None:
+        return another_order(torch.stack(list(answers)).argmax(1).numpy(), np.asarray(examples.labels), names)
+
     def one_answer(self, answers: Sequence[Tensor], examples: Examples, names: Sequence[str]) -> str | None:
         return one_answer(torch.stack(list(answers)).numpy(), np.asarray(examples.labels), names)
+
+
+def another_order(answered: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, str] | None:
+    """Return what each class of a classifier must be called, by number, where that makes far more of its answers right; None where not.
+
+    Args:
+        answered, labels: ``(rows,)``, the classes that it answers, and the true ones. names: of the C classes; none in regression.
+    """
+    if not names or len(labels) < ROWS_OF_AN_ORDER:
+        return None
+    counts = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(counts, (labels, answered), 1)
+    found = counts.argmax(1)  # what it answers for most rows of each true class
+    if len(set(found.tolist())) < len(names):
+        return None
+    gained = int(counts[range(len(names)), found].sum() - counts.trace())
+    if gained < CLEARLY * len(labels):
+        return None
+    return {str(int(number)): names[true] for true, number in sorted(enumerate(found), key=lambda pair: pair[1])}
 
 
 def one_answer(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> str | None:

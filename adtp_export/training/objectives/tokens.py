@@ -21,6 +21,7 @@ from ..data import Examples, Labels, Table, by_number, known_inputs
 from ..losses import logit_loss
 from ..settings import TrainOptions
 from . import Batch, Objective, Reader
+from .sequence import another_order
 
 NO_LABEL = -100
 """transformers and torch leave such tokens out."""
@@ -118,6 +119,16 @@ class TokensObjective(Objective):
             asked = tags != NO_LABEL
             shares.append((answer.argmax(1)[asked] == tags[asked]).double().mean().item())
         return np.array(shares)
+
+    def classes_in_another_order(
+        self, answers: Sequence[Tensor], examples: Examples, names: Sequence[str]
+    ) -> dict[str, str] | None:
+        answered, true = (
+            torch.cat(parts)
+            for parts in zip(*((answer.argmax(1), torch.tensor(row)) for answer, row in zip(answers, examples.labels)))
+        )
+        asked = true != NO_LABEL
+        return another_order(answered[asked].numpy(), true[asked].numpy(), names)
 
     def main_score(self, figures: Mapping[str, float]) -> float:
         """F1 of entities where tags mark them, else the share of right tags."""
