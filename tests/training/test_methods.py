@@ -30,7 +30,9 @@ LEAST = 0.53
 TESTED = 60
 GUESSED = scipy.stats.binom.isf(1e-6, TESTED, 0.5) / TESTED
 """The share of right answers that guessing exceeds once in a million times: half of the texts have each label."""
-FAST = {"max_tokens": 48, "batch_size": 8, "learning_rate": 1e-3, "retainer_learning_rate": 5e-3, "evaluations": 4}
+FAST = {"max_tokens": 48, "batch_size": 8, "learning_rate": 1e-3, "evaluations": 4}
+QUICK_PRUNERS = {"retainer_learning_rate": 5e-3}
+"""Of methods that have some to train."""
 FIRST = "schedule"
 """This run fine-tunes the teacher of all."""
 PLACES = [
@@ -86,7 +88,8 @@ def students(tmp_path_factory, base, opinions):
             first = {"base": base, "teacher_epochs": 3, "teacher_learning_rate": 3e-3}
             models = first if method == FIRST else {"teacher": run(FIRST)[0] / "teacher"}
             rows = {"train": opinions / "train.tsv", "dev": opinions / "test.tsv"}
-            record = train(work / method, method=method, flops=FLOPS, epochs=3, **rows, **models, **FAST)
+            own = {} if method == "schedule" else QUICK_PRUNERS
+            record = train(work / method, method=method, flops=FLOPS, epochs=3, **rows, **models, **FAST, **own)
             done[method] = work / method, record
         return done[method]
 
@@ -107,7 +110,15 @@ def test_two_steps_of_a_method_make_a_student(students, opinions, tmp_path, meth
     """All that a run does, in two steps: it teaches little, but the student keeps to its budget and answers as it was judged."""
     rows = {"train": str(opinions / "train.tsv"), "train_rows": 16, "dev": str(opinions / "test.tsv")}
     teacher = str(students(FIRST)[0] / "teacher")
-    short = {**FAST, "evaluations": 1, "epochs": 1, "flops": FLOPS, "method": method, "teacher": teacher}
+    short = {
+        **FAST,
+        **QUICK_PRUNERS,
+        "evaluations": 1,
+        "epochs": 1,
+        "flops": FLOPS,
+        "method": method,
+        "teacher": teacher,
+    }
     record = train(tmp_path / "out", **rows, **short)
     assert record["student"]["flops_reduction"]["packed"] >= 1 / (FLOPS * SLACK)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -186,7 +197,7 @@ def test_killed_and_resumed_is_the_same_as_not_killed(students, opinions, tmp_pa
     out, record = students("top")
     rows = {"train": opinions / "train.tsv", "dev": opinions / "test.tsv", "teacher": students(FIRST)[0] / "teacher"}
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "again", method="top", flops=FLOPS, epochs=3, steps=Stopped(), **rows, **FAST)
+        train(tmp_path / "again", method="top", flops=FLOPS, epochs=3, steps=Stopped(), **rows, **FAST, **QUICK_PRUNERS)
     assert train(tmp_path / "again", resume=True)["student"] == record["student"]
     whole, resumed = (load_file(path / "model.safetensors") for path in (out, tmp_path / "again"))
     assert all(whole[name].equal(resumed[name]) for name in whole)
