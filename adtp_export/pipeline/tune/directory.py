@@ -52,9 +52,7 @@ def claimed(chosen: TuneOptions) -> Iterator[bool]:
 def _opened(out: Path, chosen: TuneOptions) -> bool:
     """See that settings are those of the run in `out`, or begin one; return whether it is finished."""
     finished, planned = (out / RESULTS).is_file(), (out / WORK / PLAN).is_file()
-    begun = (
-        finished or planned or (out / WORK / TABLE).is_file()
-    )  # else nothing was made with the settings that are there
+    begun = finished or planned or (out / WORK / TABLE).is_file()  # else settings that are there made nothing
     settings, stored = described(chosen), out / SETTINGS
     if stored.is_file():
         before = read_json(stored)
