@@ -208,6 +208,9 @@ _ANY_TEXT = "adtp-any-text"
 
 def _write_out(error: UnicodeError) -> tuple[str | bytes, int]:
     assert isinstance(error, UnicodeEncodeError)
+    error = UnicodeEncodeError(
+        error.encoding, error.object, error.start, error.start + 1, error.reason
+    )  # of several, the first
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeEncodeError:

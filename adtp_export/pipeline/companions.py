@@ -84,14 +84,24 @@ def write_companions(checkpoint: Checkpoint, work: Path, windows: Windows | None
 
 def reads_alike(checkpoint: Checkpoint, out: Path) -> bool:
     """Say whether an output directory's `tokenizer.json` reads texts as the checkpoint's tokenizer does, but for where it cuts them."""
-    rows = checkpoint.student.dense.config.vocab_size
-    spelled = with_rows(json.loads(checkpoint.tokenizer.to_str()), rows)
-    return _uncut((out / TOKENIZER).read_text(encoding="utf-8")) == _uncut(json.dumps(spelled))
+    there = (out / TOKENIZER).read_text(encoding="utf-8")
+    return _uncut(there) == _uncut(json.dumps(_spelled(checkpoint)))
 
 
 def _uncut(spelled: str) -> dict[str, Any]:
     """Return the content of a `tokenizer.json` as today's `tokenizers` spells it, without its truncation and padding."""
     return {**json.loads(Tokenizer.from_str(spelled).to_str()), "truncation": None, "padding": None}
+
+
+def _spelled(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the content of `tokenizer.json` for an output directory: that of the checkpoint's own file, if it reads texts as the tokenizer
+    does. Tokens may stand beside that file, and options may change what it says.
+    """
+    rows = checkpoint.student.dense.config.vocab_size
+    made = with_rows(json.loads(checkpoint.tokenizer.to_str()), rows)
+    file = (checkpoint.tokenizer_home or checkpoint.directory) / TOKENIZER
+    own = with_rows(json.loads(file.read_text(encoding="utf-8")), rows) if file.is_file() else made
+    return own if _uncut(json.dumps(own)) == _uncut(json.dumps(made)) else made
 
 
 def write_tokenizer(checkpoint: Checkpoint, work: Path, longest: int) -> None:
@@ -106,12 +116,10 @@ def write_tokenizer(checkpoint: Checkpoint, work: Path, longest: int) -> None:
         if source.is_file():
             shutil.copyfile(source, work / source.name)
     stored, settings = work / TOKENIZER, work / TOKENIZER_SETTINGS
-    own = stored.exists() and not checkpoint.tokenizer_edited
     whole = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {}
-    spelled = whole if own else json.loads(checkpoint.tokenizer.to_str())
     cut = {"direction": "Right", "max_length": longest, "strategy": "LongestFirst", "stride": 0}
     rows = checkpoint.student.dense.config.vocab_size
-    _write_json(stored, {**with_rows(spelled, rows), "truncation": cut, "padding": None}, escaped=False)
+    _write_json(stored, {**_spelled(checkpoint), "truncation": cut, "padding": None}, escaped=False)
     gone = [token["content"] for token in whole.get("added_tokens", []) if token["id"] >= rows]
     for path in (work / name for name in TOKEN_NAMES):
         if gone and path.is_file():

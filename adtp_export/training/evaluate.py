@@ -88,7 +88,6 @@ def explain(
     return answers, attribution
 
 
-@torch.no_grad()
 def check_order(
     answers: Sequence[Tensor], examples: Examples, objective: Objective, labels: Labels, source: str
 ) -> None:
@@ -108,6 +107,7 @@ def check_order(
         )
 
 
+@torch.no_grad()
 def ask(
     model: PreTrainedModel,
     examples: Examples,

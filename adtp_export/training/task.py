@@ -134,7 +134,7 @@ def read_task(settings: TrainOptions, progress: Callable[[int, int], None] = lam
 
 def before_holding_out(tables: Mapping[str, Table], settings: TrainOptions) -> Table:
     """Return the training rows with those that were held out of them: a rare class may be among these alone."""
-    if settings.data is not None or settings.dev is not None:
+    if settings.dev is not None:
         return tables["train"]
     names = ("train", "dev", *(("test",) if settings.test is None else ()))
     parts = {id(tables[name]): tables[name] for name in names}.values()  # dev may stand in for test

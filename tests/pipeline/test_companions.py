@@ -81,6 +81,21 @@ def test_tokenizers_and_onnx_runtime_alone_answer_as_load_does(saved, tmp_path):
     np.testing.assert_allclose(found, adtp_export.load(out).encode(LONG), atol=1e-5)
 
 
+def test_tokens_that_stand_beside_the_file_are_in_it(saved, tmp_path):
+    """`load` and most clients read `tokenizer.json` alone."""
+    fields = json.loads((saved / "tokenizer.json").read_text())
+    word, number = max(fields["model"]["vocab"].items(), key=lambda item: item[1])
+    del fields["model"]["vocab"][word]
+    (saved / "tokenizer.json").write_text(json.dumps(fields))
+    (saved / "added_tokens.json").write_text(json.dumps({"<new>": number}))
+    checkpoint = companions(saved, tmp_path / "out")
+    texts = ["a <new> word", "<new>"]
+    rows = encode(checkpoint.tokenizer, texts, 20)
+    own = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    assert [number in row.input_ids for row in rows] == [True, True]
+    assert [own.encode(text).ids for text in texts] == [row.input_ids for row in rows]
+
+
 def test_nothing_else_of_the_tokenizer_changes(saved, tmp_path):
     companions(saved, tmp_path / "out")
     before, after = (json.loads((folder / "tokenizer.json").read_text()) for folder in (saved, tmp_path / "out"))

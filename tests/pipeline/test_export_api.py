@@ -192,9 +192,17 @@ def test_an_update_knows_what_the_checkpoint_does_not_say(ltp_checkpoint, ltp_ou
         adtp_export.export(ltp_checkpoint, ltp_out, padded_length=128, allow_pickle=True, update=True)
 
 
-def test_an_update_has_the_same_tokenizer_and_keeps_outputs_and_latencies(tmp_path, small):
+@pytest.mark.parametrize("beside", [False, True], ids=["one file", "a token beside it"])
+def test_an_update_has_the_same_tokenizer_and_keeps_outputs_and_latencies(tmp_path, small, beside):
     """What the export before it was asked for stays: its files are written anew."""
     model, out = Path(shutil.copytree(small, tmp_path / "student")), tmp_path / "out"
+    spelled = json.loads((model / "tokenizer.json").read_text())
+    if beside:
+        last = max(spelled["model"]["vocab"].items(), key=lambda item: item[1])
+        del spelled["model"]["vocab"][last[0]]
+        (model / "tokenizer.json").write_text(json.dumps(spelled))
+        (model / "added_tokens.json").write_text(json.dumps(dict([last])))
+    first = (model / "tokenizer.json").read_bytes()
     texts = tmp_path / os.fsdecode(b"donn\xe9es.txt")  # no UTF-8
     texts.write_text("\n".join(TEXTS))
     with taking_known_graphs():
@@ -209,10 +217,13 @@ def test_an_update_has_the_same_tokenizer_and_keeps_outputs_and_latencies(tmp_pa
     adtp_export.export(model, out, update=True, skip_parity_check=True)
     assert [o.name for o in onnx.load(out / "model.onnx").graph.output] == ["logits", "kept_site"]
     assert html.bench_of(report.read_text()) == section
-    tokenizer = json.loads((model / "tokenizer.json").read_text())
-    tokenizer["normalizer"]["lowercase"] = not tokenizer["normalizer"]["lowercase"]
-    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    spelled["normalizer"]["lowercase"] = not spelled["normalizer"]["lowercase"]
+    (model / "tokenizer.json").write_text(json.dumps(spelled))
     with pytest.raises(InputError, match="was exported with another tokenizer; use --force"):
+        adtp_export.export(model, out, update=True, skip_parity_check=True)
+    (model / "tokenizer.json").write_bytes(first)
+    os.truncate(out / "model.onnx", 1000)
+    with pytest.raises(InputError, match="model.onnx is damaged"):
         adtp_export.export(model, out, update=True, skip_parity_check=True)
 
 

@@ -17,8 +17,8 @@ from adtp_export.explain.gradients import answer_score
 from adtp_export.model import AdtpBertForSequenceClassification, registry
 from adtp_export.model.heads import head_class
 from adtp_export.model.registry import input_names
-from adtp_export.training.data import Labels
-from adtp_export.training.evaluate import check_order
+from adtp_export.training.data import Examples, Labels
+from adtp_export.training.evaluate import ask, check_order
 from adtp_export.training.losses import logit_loss
 from adtp_export.training.methods.adtp import Distillation
 from adtp_export.training.models import make_student
@@ -298,6 +298,23 @@ def test_classes_in_another_order_are_found_by_the_answers(wrong, order):
     assert another_order(answered, true, names) == order
     assert another_order(answered[:30], true[:30], names) is None
     assert another_order(answered, true, ()) is None
+
+
+def test_guesses_are_in_no_order():
+    """A teacher of two classes at chance: once in some 10,000 draws it would be told to exchange them."""
+    draws = np.random.default_rng(0).integers(0, 2, (2, 400, 60))
+    assert [another_order(*rows, ("a", "b")) for rows in zip(*draws)] == [None] * 400
+
+
+@pytest.mark.parametrize("head", ["sequence", "tokens"])
+def test_a_teacher_that_is_asked_learns_nothing(head):
+    batch, _, _ = make_inputs(head)
+    rows = [TokenizedText(row[row != 0].tolist(), [0] * int((row != 0).sum()), False) for row in batch["input_ids"]]
+    examples = Examples(
+        encoded=rows, labels=[0] * len(rows), pad_id=0, inputs=("input_ids", "attention_mask", "token_type_ids")
+    )
+    answers, _ = ask(make_teacher(head), examples, for_head(head), received=False)
+    assert not any(answer.requires_grad for answer in answers)
 
 
 def test_tags_in_another_order_are_found_too():

@@ -83,7 +83,7 @@ def make_export_plan(options: ExportOptions, steps: Steps) -> ExportPlan:
     profile = fit_profile(request, checkpoint, can)
     previous = _previous(out, checkpoint) if options.update else None
     layout = _layout(out, options, previous)
-    if previous is not None and shows_kept(out / layout_path(MODEL, layout)):
+    if previous is not None and shows_kept(checked_file(out, previous, layout_path(MODEL, layout))):
         request = dataclasses.replace(request, options=dataclasses.replace(options, debug_outputs=True))
     files, notes = plan_files(request, checkpoint.student, can, profile, layout)
     targets = plan_targets(files, request, can)

@@ -167,7 +167,7 @@ def resolved(rows: int) -> float:
 
 
 def least_needed(drop: float) -> int:
-    """Return how many dev rows it takes to prove that a student loses at most `drop` points, even if it loses no answer."""
+    """Return how many dev rows it takes to prove that a student loses at most `drop` points, if it answers all rows as its teacher does."""
     return math.ceil(UNCHANGED / (drop / 100) / CONFIRM)
 
 
@@ -187,7 +187,8 @@ def check_enough(groups: np.ndarray, halved: Sequence[np.ndarray], chosen: TuneO
     if chosen.strict and drop is not None and sum(rows) < least_needed(drop):
         raise InputError(
             f"--dev: {sum(rows)} rows cannot prove that at most {drop:g} points are lost. That takes at least {least_needed(drop):,}, even "
-            f"for a student that loses no answer. Give more rows, leave --strict out, or type --max-drop {least_drop(sum(rows)):.1f}"
+            "for a student that answers all of them as MODEL does. Give more rows, leave --strict out, or type --max-drop "
+            f"{least_drop(sum(rows)):.1f}"
         )
 
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from ...environment import commit, cpu, versions
 from ...io import read_json, written_whole
 from ...report import tuned
+from ...training.evaluate import ask, check_order
 from ...training.models import load_teacher
 from ...training.trainer import Audience, this_process
 from ..progress import Steps
@@ -27,6 +28,8 @@ from .shapes import Table, fastest_of, levels
 from .trials import Trials
 
 SCHEMA = 1
+ASKED = 400
+"""Dev rows that show whether the model's classes are in the order of the data's."""
 
 
 class Run:
@@ -38,12 +41,21 @@ class Run:
         self.chosen, self.rows, self.steps, self.task, self.out = chosen, rows, steps, task, Path(chosen.out)
         self.teacher: PreTrainedModel = load_teacher(str(chosen.model), task.objective, task.labels, tuned=True)
         nn.Module.to(self.teacher.eval().requires_grad_(False), this_process().device)
+        self._check_order()
         self.precisions, told = times.precisions_here(chosen.formats)
         self.rounds = times.workload(chosen.workload, task)
         self.shows = what_rows_show(len(task.tables["dev"]), len(task.tables["test"]), chosen.drop)
         for note in (str(task), self.shows, told, what_was_cut(task)):
             if note:
                 steps.note(note)
+
+    def _check_order(self) -> None:
+        """Raises InputError where the model's classes are in another order than the data's: before anything is written."""
+        examples = self.task.parts["dev"]
+        if self.task.labels.names:
+            some = examples.some(range(min(ASKED, len(examples))))
+            answers, _ = ask(self.teacher, some, self.task.objective, received=False)
+            check_order(answers, some, self.task.objective, self.task.labels, self.task.source)
 
     def prepared(self, work: Path) -> Run:
         """Time shapes and make the plan, or read both."""

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from ...errors import InputError
 from ...io import flush, flush_alone, written_whole
 from ...training.data import Examples, joined
-from ...training.evaluate import ask, check_order, judge
+from ...training.evaluate import ask, judge
 from ...training.methods.base import Method
 from ...training.models import save_model
 from ...training.objectives import Objective
@@ -130,8 +130,6 @@ class Trials:
         for part in ("dev", "test"):
             examples, objective = self.task.parts[part], self.task.objective
             answers, _ = ask(self.teacher, examples, objective, received=False)
-            if part == "dev":
-                check_order(answers, examples, objective, self.task.labels, self.task.source)
             self.parts[part] = examples.with_teacher(answers, None)
             self.teacher_score[part] = objective.row_scores(answers, examples)
         self.groups = groups_of_examples(self.parts["dev"], self.rows.groups["dev"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from . import Batch, Objective, Reader
 MIN_SCORES = 3
 NEARLY_ALL = 0.95
 """Share of rows from which on one answer is worth a note."""
-ROWS_OF_AN_ORDER, CLEARLY = 50, 0.2
-"""Rows, and the share of them that another order of classes has to make right, for it to be beyond doubt."""
+ROWS_OF_AN_ORDER, CLEARLY, DEVIATIONS = 50, 0.2, 4
+"""Rows; the share of them that another order of classes has to make right; and standard deviations of that number, if two classes were
+guessed."""
 
 
 class SequenceObjective(Objective):
@@ -105,7 +107,7 @@ def another_order(answered: np.ndarray, labels: np.ndarray, names: Sequence[str]
     if len(set(found.tolist())) < len(names):
         return None
     gained = int(counts[range(len(names)), found].sum() - counts.trace())
-    if gained < CLEARLY * len(labels):
+    if gained < max(CLEARLY * len(labels), DEVIATIONS * math.sqrt(len(labels))):
         return None
     return {str(int(number)): names[true] for true, number in sorted(enumerate(found), key=lambda pair: pair[1])}
 
