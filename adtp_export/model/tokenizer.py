@@ -173,6 +173,24 @@ def _with_added(tokenizer: Tokenizer, directory: Path) -> Tokenizer:
     return tokenizer
 
 
+def put_in_added(file: Path, directory: Path) -> None:
+    """Write into a copy of a directory's `tokenizer.json` the tokens that stand beside that one, for those who read the file alone.
+
+    Raises:
+        InputError: the file is damaged, or as `load_tokenizer`.
+    """
+    try:
+        with reading_texts():
+            tokenizer = Tokenizer.from_file(str(file))
+            known = tokenizer.get_vocab_size()
+            if _with_added(tokenizer, directory).get_vocab_size() > known:
+                tokenizer.save(str(file))
+    except InputError as error:
+        raise InputError(
+            f"{directory}: the tokenizer cannot be loaded: {ellipsize(str(error.__cause__ or error))}"
+        ) from error
+
+
 def _with_rows(tokenizer: Tokenizer, rows: int) -> Tokenizer:
     """Return a tokenizer without the special tokens that a model of so many rows does not know, such as Gemma's for images."""
     beyond = [token for i, token in tokenizer.get_added_tokens_decoder().items() if i >= rows]

@@ -12,6 +12,7 @@ import torch
 from language_models import IMAGE, STAGES, save_causal, save_llava
 from PIL import Image
 from testbed import made_once, run_cli
+from tokenizers import Tokenizer
 
 import adtp_export
 from adtp_export.artifacts import checks
@@ -23,6 +24,7 @@ from adtp_export.inference import generation
 from adtp_export.inference.generation import Generator, Sampling, whole
 from adtp_export.inference.pixels import pixel_values
 from adtp_export.model.decoder import load_decoder
+from adtp_export.pipeline.export import decoder as writing
 from adtp_export.report.generated import left_out
 from adtp_export.verify.prefill import Oracle, Prompt
 
@@ -358,3 +360,22 @@ def test_text_alone(tmp_path):
     for prompt, found in zip(prompts, zip(*tokens, strict=True)):
         wanted = model.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False)[0, len(prompt) :]
         assert list(found) == wanted.tolist()
+
+
+def test_added_tokens_beside_the_file_are_in_that_of_the_export(tmp_path):
+    """`load` reads `tokenizer.json` alone."""
+    model, work = tmp_path / "model", tmp_path / "work"
+    save_llava(model)
+    work.mkdir()
+    decoder = load_decoder(model)
+    writing.write_companions(decoder, work)
+    before = Tokenizer.from_file(str(work / "tokenizer.json"))
+    assert (work / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    beside = {str(before.get_vocab_size()): {"content": "<late>", "special": True}}
+    (model / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": beside}))
+    writing.write_companions(decoder, work)
+    after = Tokenizer.from_file(str(work / "tokenizer.json"))
+    assert after.encode("w1 <late>").ids[:2] == [before.token_to_id("w1"), before.get_vocab_size()]
+    (model / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match="the tokenizer cannot be loaded"):
+        writing.write_companions(decoder, work)

@@ -40,7 +40,7 @@ from ...inference.chat import read_chat
 from ...model.checkpoint import read_config, weight_files
 from ...model.decoder import Decoder, check_images, generates, load_decoder
 from ...model.image_pruners import DIVPRUNE, read_method
-from ...model.tokenizer import TOKENIZER_FILES
+from ...model.tokenizer import TOKENIZER, TOKENIZER_FILES, put_in_added
 from ...model.tower import CLASSES
 from ...model.vision import KINDS
 from ...options import options_of
@@ -103,7 +103,7 @@ def export_decoder(options: ExportOptions, steps: Steps) -> Manifest:
     metadata = {VERSION: __version__, PRECISION: "fp32", CHECKPOINT_SHA256: hashed, "pruning": _stages(decoder)}
     with directory:
         with writing(out):
-            _write_companions(decoder, directory.work)
+            write_companions(decoder, directory.work)
         write_files(decoder, directory.work, metadata, steps)
         targets, record = _targets(decoder, directory.work, options, steps)
         manifest = Manifest(
@@ -162,11 +162,13 @@ def _described(decoder: Decoder, model_dir: Path, hashed: str) -> dict[str, Any]
     }
 
 
-def _write_companions(decoder: Decoder, work: Path) -> None:
+def write_companions(decoder: Decoder, work: Path) -> None:
     """Write tokenizer and processor files, and the configuration with a block `adtp`."""
     for name in COMPANIONS:
         if (decoder.directory / name).is_file():
             shutil.copyfile(decoder.directory / name, work / name)
+    if (work / TOKENIZER).is_file():
+        put_in_added(work / TOKENIZER, decoder.directory)
     block = {
         name: getattr(decoder, name)
         for name in ("image_token", "image_tokens", "image_size", "pictures", "max_tokens", "stop_tokens")
