@@ -143,7 +143,7 @@ def measure_peaks(threads: int = 0) -> Peaks:
 def roof(peaks: Peaks, profiles: Sequence[OperatorProfile]) -> Peaks:
     """Return peaks of which no product of the profiles is above: what a model reached, the machine can do."""
     fastest = max((product.gflops for profile in profiles for product in profile.products), default=0.0)
-    return peaks if fastest <= peaks.gflops else replace(peaks, gflops=fastest, runtime="ONNX Runtime, in the model,")
+    return peaks if fastest <= peaks.gflops else replace(peaks, gflops=fastest, runtime="ONNX Runtime, in the model")
 
 
 def _least_s(function: Callable[[], object]) -> float:
