@@ -208,9 +208,7 @@ _ANY_TEXT = "adtp-any-text"
 
 def _write_out(error: UnicodeError) -> tuple[str | bytes, int]:
     assert isinstance(error, UnicodeEncodeError)
-    error = UnicodeEncodeError(
-        error.encoding, error.object, error.start, error.start + 1, error.reason
-    )  # of several, the first
+    error.end = error.start + 1  # of several characters the first, as the others may be of the other kind
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeEncodeError:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,20 @@ def special_token(tokenizer: Tokenizer, home: Path, name: str) -> str | None:
     return next((each for each in _USUAL[name] if tokenizer.token_to_id(each) is not None), None)
 
 
+@contextlib.contextmanager
+def _loading(directory: Path) -> Iterator[None]:
+    """Turn what a directory's tokenizer raises while it is loaded into one clear message."""
+    try:
+        with reading_texts():
+            yield
+    except MissingDependencyError:
+        raise
+    except InputError as error:
+        raise InputError(
+            f"{directory}: the tokenizer cannot be loaded: {ellipsize(str(error.__cause__ or error))}"
+        ) from error
+
+
 def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tokenizer:
     """Load `tokenizer.json`, or make a tokenizer of a family's own files, and try it on a few texts.
 
@@ -84,16 +99,9 @@ def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tok
         )
     for name in (*TOKENIZER_FILES, *SENTENCE_PIECE):
         check_regular(directory / name)
-    try:
-        with reading_texts():
-            _check_kind(directory, found, config)
-            tokenizer = prepared(_with_rows(_with_added(makers[found](directory), directory), config.vocab_size))
-    except MissingDependencyError:
-        raise
-    except InputError as error:
-        raise InputError(
-            f"{directory}: the tokenizer cannot be loaded: {ellipsize(str(error.__cause__ or error))}"
-        ) from error
+    with _loading(directory):
+        _check_kind(directory, found, config)
+        tokenizer = prepared(_with_rows(_with_added(makers[found](directory), directory), config.vocab_size))
     if (last := max(tokenizer.get_vocab().values(), default=0)) >= config.vocab_size:
         raise InputError(
             f"{directory}: the tokenizer gives ids up to {last}, the model knows {config.vocab_size}; they do not match"
@@ -179,16 +187,11 @@ def put_in_added(file: Path, directory: Path) -> None:
     Raises:
         InputError: the file is damaged, or as `load_tokenizer`.
     """
-    try:
-        with reading_texts():
-            tokenizer = Tokenizer.from_file(str(file))
-            known = tokenizer.get_vocab_size()
-            if _with_added(tokenizer, directory).get_vocab_size() > known:
-                tokenizer.save(str(file))
-    except InputError as error:
-        raise InputError(
-            f"{directory}: the tokenizer cannot be loaded: {ellipsize(str(error.__cause__ or error))}"
-        ) from error
+    with _loading(directory):
+        tokenizer = Tokenizer.from_file(str(file))
+        known = tokenizer.get_vocab_size()
+        if _with_added(tokenizer, directory).get_vocab_size() > known:
+            tokenizer.save(str(file))
 
 
 def _with_rows(tokenizer: Tokenizer, rows: int) -> Tokenizer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,9 @@ class Arm:
         found = [speeds[str(batch)] for speeds in self.speed.values() if str(batch) in speeds]
         return statistics.mean(found) if found else None
 
-    @property
-    def accuracy(self) -> float:
-        return float(np.mean([scores.mean() for scores in self.right.values()]))
+    def accuracy(self, seeds: Iterable[int]) -> float:
+        """Return the mean accuracy of some seeds."""
+        return float(np.mean([self.right[seed].mean() for seed in seeds]))
 
 
 Key = tuple[str, int, int, str]
@@ -134,8 +134,7 @@ def compared(students: Students) -> Iterator[tuple[list[str], Difference]]:
                 assert second is not None
                 fast = [f"{speed:.2f}x" if (speed := arm.fast(batch)) else "" for arm in (first, second)]
                 shared = first.right.keys() & second.right.keys()
-                means = [np.mean([arm.right[seed].mean() for seed in shared]) for arm in (first, second)]
-                right = [f"{100 * mean:.1f}" for mean in means]
+                right = [f"{100 * arm.accuracy(shared):.1f}" for arm in (first, second)]
                 what = [f"{ARMS[names[0]]} - {ARMS[names[1]]}", precision.upper(), str(batch), f"{at} layers"]
                 yield [*what, " and ".join(fast) if all(fast) else "", " and ".join(right)], found
 
