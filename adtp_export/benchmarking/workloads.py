@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,10 @@ from ..data.tokenize import Batch, TokenizedText, encode, pad
 from ..data.truncate import MAX_CHARACTERS, portions, unset
 from ..errors import InputError
 
+SHAPE = re.compile(r"[1-9]\d{0,4}x[1-9]\d{0,4}")
+"""Texts in a batch and tokens of the longest one."""
+SHORTEST = 8
+"""Tokens of a shape: its shortest texts have a quarter of them, of which two are special."""
 GRID = ("1x32", "1x128", "1x384", "8x128", "32x64")
 DATA_ROWS, BATCH = 256, 32
 MAX_TOKENS = 512
@@ -28,7 +33,7 @@ MIXED_BATCHES, MEDIAN, SIGMA, MIN_TOKENS, SHORT = 4, 36, 1.1, 5, 10
 
 @dataclass(frozen=True)
 class Workload:
-    """Batches that are run in turn; `name` is ``BxS`` for the grid, one of `SKEWED`, or ``data-B`` for real lengths.
+    """Batches that are run in turn; `name` is ``BxS`` for a shape, one of `SKEWED`, or ``data-B`` for real lengths.
 
     skewed: lengths differ so much that splitting a batch by length is worth trying.
     """

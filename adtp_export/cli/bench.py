@@ -21,7 +21,7 @@ COLUMNS = (
     "speedup",
     "FLOPs ratio",
     "realized",
-    "student is faster by",
+    "student's speedup over it",
 )
 
 
@@ -73,7 +73,7 @@ def show(document: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     screen, results, device = rich_console(), document["results"], document["device"]
-    students = {row["workload"]: row for row in results if row["contender"] == "student"}
+    students = {(row["workload"], row["contender"]): row for row in results if row["contender"].startswith("student")}
     same = nearest_baseline(list(next(iter(students.values()))["vs"]))
     table = Table(title=f"{escape(printable(document['subject']))}: retention {document['retention']}")
     for column in COLUMNS:
@@ -83,7 +83,10 @@ def show(document: Mapping[str, Any]) -> None:
         if previous not in (None, row["workload"]):
             table.add_section()
         name = row["workload"] if row["workload"] != previous else ""
-        table.add_row(name, row["contender"], *_figures(row, same), _lead(students[row["workload"]], row["contender"]))
+        # Attention operators are compared with themselves.
+        like = "student-plugin" if row["contender"].startswith("plugin-") else "student"
+        lead = _lead(students.get((row["workload"], like)), row["contender"])
+        table.add_row(name, row["contender"], *_figures(row, same), lead)
         previous = row["workload"]
     screen.print(table)
     for line in left_out_lines(document):
@@ -107,12 +110,10 @@ def left_out_lines(document: Mapping[str, Any]) -> list[str]:
     """Say by workload what there was no time for."""
     by_workload: dict[str, list[str]] = {}
     for each in document["left_out"]:
-        takes = "" if each["seconds"] is None else f" (takes {each['seconds']:.0f} s)"
+        takes = "" if each["seconds"] is None else f" (takes {max(each['seconds'], 0.1):.1f} s)"
         by_workload.setdefault(each["workload"], []).append(f"{each['contender']}{takes}")
-    return [
-        f"{workload}: no time for {', '.join(names)}; a larger --budget, or 0, times them too"
-        for workload, names in by_workload.items()
-    ]
+    lines = [f"{workload}: no time for {', '.join(names)}" for workload, names in by_workload.items()]
+    return [*lines, "a larger --budget, or 0, times what is missing, too"] if lines else []
 
 
 def nearest_baseline(names: Sequence[str]) -> str:
@@ -130,8 +131,8 @@ def _figures(row: Mapping[str, Any], baseline: str) -> list[str]:
     return [*(f"{row[name]:.2f}" for name in ("p50_ms", "p90_ms", "p99_ms")), f"{row['flops'] / 1e9:.2f}", *ratios]
 
 
-def _lead(student: Mapping[str, Any], contender: str) -> str:
-    versus = student["vs"].get(contender)
+def _lead(student: Mapping[str, Any] | None, contender: str) -> str:
+    versus = student["vs"].get(contender) if student else None
     return f"{versus['speedup']:.2f}x" if versus else ""
 
 

@@ -236,7 +236,10 @@ def _check(options: argparse.Namespace, deployment: Predictor) -> None:
             )
     several = deployment.head in (HEAD_SPANS, HEAD_MASKED)
     if options.top_k is not None and not several and options.query is None:
-        raise InputError("--top-k: a text has one answer; with --query Q it bounds the documents that are printed")
+        raise InputError(
+            f"--top-k is for models with the head {HEAD_SPANS} or {HEAD_MASKED}, or goes with --query Q; {options.out} has "
+            f"{deployment.head}; leave it out"
+        )
     for name in ("query", "out_file", "labels"):
         for printing in ("kept", "explain"):
             if getattr(options, printing) and getattr(options, name) is not None:

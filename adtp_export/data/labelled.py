@@ -129,6 +129,10 @@ def _squad(path: Path, answered: bool) -> Iterator[tuple[str, Mapping[str, Any]]
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path} is not readable JSON: {ellipsize(str(error))}") from error
+    if isinstance(document, list):
+        raise InputError(
+            f"{path}: is a JSON list; accepted are SQuAD's form in .json, and one object in each line in .jsonl. Write it as .jsonl"
+        )
     number = 0
     try:
         for article in document["data"]:

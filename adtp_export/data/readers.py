@@ -123,7 +123,7 @@ def _parse(
     try:
         columns = choose_columns(present, path, column)
         if label_column is not None:
-            check_label_column(present, path, label_column)
+            check_label_column(present, path, label_column, columns)
     except InputError:
         if kind != ".jsonl":
             _check_header(present, [first, *itertools.islice(rows, _LOOKED_AT)], path, kind)
@@ -142,7 +142,7 @@ def _text_and_label(
         raise InputError(f"{where} has no text in {' and '.join(map(repr, columns))}")
     label = None if label_column is None else row.get(label_column)
     if label_column is not None and not is_label(label):
-        raise InputError(f"{where} has no label in {quoted(label_column)}, got {quoted(label)}")
+        raise no_label(label, label_column, where)
     return values[0] if len(values) == 1 else (values[0], values[1]), label
 
 
@@ -150,7 +150,12 @@ _LOOKED_AT, _SENTENCE = 1000, 4
 
 
 def _check_header(names: Sequence[str], rows: Sequence[Mapping[str, Any]], path: Path, kind: str) -> None:
-    """Raises InputError where a table seems to have no header line."""
+    """Raises InputError where a table seems to have other delimiters, or no header line."""
+    if len(names) == 1 and (other := next((mark for mark in ";|\t," if mark in names[0]), None)):
+        raise InputError(
+            f"{path}: its columns seem to be separated by {quoted(other)}; accepted are commas in .csv and tabs in .tsv. "
+            "Convert it, or give it the other ending"
+        ) from None
     if _looks_like_data(names, rows):
         line = f"sentence{',' if kind == '.csv' else '<TAB>'}label"
         raise InputError(
@@ -182,12 +187,16 @@ def _is_number(value: object) -> bool:
         return False
 
 
-def check_label_column(present: list[str], source: Path | str, column: str) -> None:
-    """See that a table has the label column.
+def check_label_column(present: list[str], source: Path | str, column: str, texts: Sequence[str]) -> None:
+    """See that a table has the label column, and that it is none of the columns of `texts`.
 
     Raises:
-        InputError: it has none of that name; `source` is named in the message.
+        InputError: it has none of that name, or is one of them; `source` is named in the message.
     """
+    if column in texts:
+        raise InputError(
+            f"{source}: the column {quoted(column)} holds the texts, so it cannot hold the labels; name another one with --label-column"
+        )
     if column not in present:
         raise InputError(
             f"{source}: no label column {quoted(column)}; it has {ellipsize(', '.join(present))}{did_you_mean(column, present)}"
@@ -198,6 +207,13 @@ def check_label_column(present: list[str], source: Path | str, column: str) -> N
 def _check_alone(present: list[str], source: Path | str, name: str) -> None:
     if (count := present.count(name)) > 1:
         raise InputError(f"{source}: {count} columns are called {quoted(name)}; give each a name of its own")
+
+
+def no_label(value: object, column: str, where: str) -> InputError:
+    """Return the refusal of a row without a label; `where` begins the message."""
+    return InputError(
+        f"{where} has no label in {quoted(column)}, got {quoted(value)}; accepted is one class name or one finite number"
+    )
 
 
 def is_label(value: object) -> bool:
@@ -250,8 +266,8 @@ def choose_columns(present: list[str], source: Path | str, column: str | None) -
                 f"{source}: no column {quoted(name)}; it has {ellipsize(', '.join(present))}{did_you_mean(name, present)}"
             )
         _check_alone(present, source, name)
-    if len(names) > 2:
+    if len(names) > 2 or len(set(names)) < len(names):
         raise InputError(
-            f"--text-column: got {quoted(column)}; accepted is one name, or two with a comma for sentence pairs"
+            f"--text-column: got {quoted(column)}; accepted is one name, or two different ones with a comma for sentence pairs"
         )
     return names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -48,9 +49,9 @@ def encode_whole_second(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], 
     Raises:
         InputError: as `encode` says; or a second text that leaves no room for the first.
     """
-    short = Beginnings(tokenizer, max_tokens)
+    short = functools.cache(Beginnings(tokenizer, max_tokens).of)  # one text comes with many labels
     with reading_texts():
-        inputs = [(short.of(first), short.of(second)) for first, second in pairs]
+        inputs = [(short(first), short(second)) for first, second in pairs]
     rows = []
     for encoding, pair in zip(read_whole(tokenizer, inputs, offsets=False), pairs):
         over, places = len(encoding) - max_tokens, [i for i, side in enumerate(encoding.sequence_ids) if side == 0]

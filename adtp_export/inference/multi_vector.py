@@ -54,7 +54,7 @@ class MultiVector:
         rows = self._rows(texts)
         found = self._run(rows, list(OUTPUTS[HEAD_HYBRID]))
         dense = embedding.answers([each[SENTENCE_EMBEDDING] for each in found], dimension)[:, :first]
-        return Hybrid(dense, self._weighted(rows, found), self._counted(rows, found))
+        return Hybrid(np.ascontiguousarray(dense), self._weighted(rows, found), self._counted(rows, found))
 
     def _rows(self, texts: Sequence[str]) -> list[TokenizedText]:
         prompted: Sequence[str] = put_before(self._prompt, texts)  # type: ignore[assignment] # of strings alone

@@ -132,7 +132,7 @@ class Predictor(MultiVectorEncoding, MaskFilling):
         self._expect(HEAD_EMBEDDING, HEAD_HYBRID, what="encode is")
         listed, (whole, first) = as_strings(texts, "texts"), self._dimensions(truncate_dim)
         runs = BatchRunner(self, batch_size, False, self._prompt(prompt_name, prompt))
-        return embedding.answers(runs.vectors(listed), whole)[:, :first]
+        return np.ascontiguousarray(embedding.answers(runs.vectors(listed), whole)[:, :first])
 
     def encode_query(
         self,

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 
-from ..artifacts.records import convert, sha256
+from ..artifacts.records import MANIFEST_NAME, convert, sha256
 from ..contract import (
     HEAD_EMBEDDING,
     HEAD_MASKED,
@@ -253,7 +253,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     """Read `config.json`; raises InputError where the directory or the file is not what it should be."""
     if not os.path.isdir(directory):  # unlike Path.is_dir, no exception for a name that cannot be
         what = "is not a directory" if os.path.exists(directory) else "does not exist"
-        raise InputError(f"{directory} {what}; give the directory of a model (config.json, model.safetensors, ...)")
+        how = "(config.json, model.safetensors, ...); hf download gets one from the Hub"
+        raise InputError(f"{directory} {what}; give the directory of a model {how}")
     path = directory / "config.json"
     if not path.is_file():
         _check_adapter(directory)
@@ -327,7 +328,8 @@ def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
             "Convert them to safetensors, or add --allow-pickle if you trust the file"
         )
     _check_adapter(directory)
-    raise InputError(f"{directory} has no weights; accepted are {WEIGHTS} or {INDEX} with its shards")
+    export = "is an export; give the model that it was made from" if (directory / MANIFEST_NAME).is_file() else ""
+    raise InputError(f"{directory} {export or f'has no weights; accepted are {WEIGHTS} or {INDEX} with its shards'}")
 
 
 def read_weights(files: list[Path]) -> dict[str, Tensor]:

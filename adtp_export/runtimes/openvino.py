@@ -60,7 +60,7 @@ class OpenVinoEngine:
         EngineBuildError: OpenVINO refuses the model.
     """
 
-    def __init__(self, path: Path, threads: int = 0, precision: str = "fp32") -> None:
+    def __init__(self, path: Path, threads: int = 0, precision: str = "fp32", fixed: bool = False) -> None:
         if installed() is None:
             raise MissingDependencyError("OpenVINO is not installed; type: pip install 'adtp-export[openvino]'")
         import onnx_ir as ir
@@ -69,6 +69,10 @@ class OpenVinoEngine:
 
         hint = {"fp32": "f32", "bf16": "bf16"}[precision]
         config: dict[str, object] = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
+        if fixed:
+            config["SNIPPETS_MODE"] = (
+                "DISABLE"  # in bf16 OpenVINO 2026.4 ended the process at 128 tokens of 4 or 8 texts
+            )
         if threads:
             config["INFERENCE_NUM_THREADS"] = threads
         try:

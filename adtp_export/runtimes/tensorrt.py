@@ -347,23 +347,24 @@ class TensorRtEngine:
         return (settings,)
 
     def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-        """Run a batch; one below the engine's profile is padded up to it, and the answer cut back."""
+        """Run a batch; one below the engine's profile is padded up to it, and the answer cut back. Other outputs stay on the device."""
+        wanted = self.outputs if wanted is None else wanted
         if self._fixed or CU_SEQLENS in self.inputs:
-            return self._run({name: np.ascontiguousarray(batch[name]) for name in self.inputs})
+            return self._run({name: np.ascontiguousarray(batch[name]) for name in self.inputs}, wanted)
         least = tuple(self._engine.get_tensor_profile_shape(self.inputs[0], 0)[0])
         rows, columns = batch[self.inputs[0]].shape
         lacking = ((0, max(0, least[0] - rows)), (0, max(0, least[1] - columns)))
         results = self._run({
             name: np.ascontiguousarray(np.pad(np.pad(batch[name], ((0, 0), lacking[1])), (lacking[0], (0, 0)), "edge"))
             for name in self.inputs
-        })  # fmt: skip
+        }, wanted)  # fmt: skip
         return {name: a[:rows, :columns] if per_token(name, a.ndim) else a[:rows] for name, a in results.items()}
 
-    def _run(self, arrays: Batch) -> dict[str, np.ndarray]:
+    def _run(self, arrays: Batch, wanted: Sequence[str]) -> dict[str, np.ndarray]:
         with self._alone:  # from the first address that is set to the last answer that is copied
-            return self._execute(arrays)
+            return self._execute(arrays, wanted)
 
-    def _execute(self, arrays: Batch) -> dict[str, np.ndarray]:
+    def _execute(self, arrays: Batch, wanted: Sequence[str]) -> dict[str, np.ndarray]:
         context, trt = self._context, self._trt
         for name, address in self._buffers.upload(arrays).items():
             if not context.set_input_shape(name, arrays[name].shape):
@@ -373,9 +374,11 @@ class TensorRtEngine:
             context.set_tensor_address(name, address)
         results = {}
         for name in self.outputs:
-            shape = tuple(context.get_tensor_shape(name))
-            results[name] = np.empty(shape, trt.nptype(self._engine.get_tensor_dtype(name)))
-            context.set_tensor_address(name, self._buffers.reserve(name, results[name].nbytes))
+            kind = trt.nptype(self._engine.get_tensor_dtype(name))
+            answer = np.empty(tuple(context.get_tensor_shape(name)), kind)
+            context.set_tensor_address(name, self._buffers.reserve(name, answer.nbytes))
+            if name in wanted:
+                results[name] = answer
         if not context.execute_async_v3(self._buffers.stream):
             raise EngineBuildError(f"{self._name} does not run: {self._logger.said()}")
         self._buffers.download(results)

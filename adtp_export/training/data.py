@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from ..contract import INPUT_IDS, INPUTS, TOKEN_TYPE_IDS
-from ..data.readers import Label, Text, check_label_column, choose_columns, is_label, read_rows
+from ..data.readers import Label, Text, check_label_column, choose_columns, is_label, no_label, read_rows
 from ..data.tokenize import TokenizedText, pad
 from ..errors import InputError, needs_extras, quoted
 from ..model.registry import input_names
@@ -115,7 +115,12 @@ def _named(settings: TrainOptions) -> dict[str, Table]:
         )
     found = {"train": _from_dataset(loaded["train"], f"{settings.data}, train", settings)}
     dev = next((split for split in ("validation", "validation_matched", "dev") if split in loaded), None)
-    hidden = "test" in loaded and set(loaded["test"][:100].get(settings.label_column, [-1])) == {-1}  # as GLUE's are
+    hidden = (
+        "test" in loaded
+        and all(  # as GLUE's are
+            label == -1 for label in loaded["test"][:100].get(settings.label_column, ())
+        )
+    )
     if "test" in loaded and not hidden:
         found["test"] = _from_dataset(loaded["test"], f"{settings.data}, test", settings)
     if dev is not None:  # the only split to judge on is kept for that
@@ -125,7 +130,7 @@ def _named(settings: TrainOptions) -> dict[str, Table]:
 
 def _from_dataset(split: Any, source: str, settings: TrainOptions) -> Table:
     columns, column = choose_columns(split.column_names, source, settings.text_column), settings.label_column
-    check_label_column(split.column_names, source, column)
+    check_label_column(split.column_names, source, column, columns)
     if not len(split):
         raise InputError(f"{source}: the split is empty")
     names = getattr(split.features[column], "names", None)
@@ -136,7 +141,7 @@ def _from_dataset(split: Any, source: str, settings: TrainOptions) -> Table:
         if not all(isinstance(part, str) for part in parts):
             raise InputError(f"{source}: row {number} has no text in {' and '.join(map(repr, columns))}")
         if not is_label(label) or (names and not 0 <= label < len(names)):
-            raise InputError(f"{source}: row {number} has no label in {quoted(column)}, got {quoted(label)}")
+            raise no_label(label, column, f"{source}: row {number}")
         texts.append(parts[0] if len(parts) == 1 else (parts[0], parts[1]))
         labels.append(names[label] if names else label)
     return Table(source, texts, labels, tuple(names or ()))

@@ -69,6 +69,8 @@ def load_config(source: str) -> PretrainedConfig:
         raise InputError(f"{source}: the model cannot be loaded: {error}") from error
     if isinstance(config, PrunedEncoderConfig) and config.head == HEAD_EMBEDDING and not config.sites:
         config = config.encoder_config
+    if isinstance(config, (PrunedEncoderConfig, AdtpBertConfig)):
+        raise InputError(f"{source}: is a student that drops tokens already; give the model that it was made from")
     if config.model_type not in registry.BACKBONES:
         known, hint = ", ".join(registry.BACKBONES), did_you_mean(config.model_type, registry.BACKBONES)
         raise InputError(
@@ -96,11 +98,11 @@ def labels_of_teacher(source: str, config: PretrainedConfig, labels: Labels, hea
         )
     names = {int(number): str(name) for number, name in (config.id2label or {}).items()}
     known = tuple(names[number] for number in sorted(names))
+    if labels.names and set(labels.names) <= set(known):  # rows may lack a rare one
+        return Labels(known)
     as_many = len(known) == len(labels.names or ("score",))
     if as_many and (labels.regression or all(name.startswith("LABEL_") for name in known)):
         return labels
-    if labels.names and set(labels.names) <= set(known):  # rows may lack a rare one
-        return Labels(known)
     raise InputError(
         f"{source}: the teacher does not match: it knows {', '.join(known)}, the data has "
         f"{', '.join(labels.names) or 'numbers'}; write the data's labels as the teacher names them, name its classes so in id2label of "
@@ -136,7 +138,10 @@ def load_teacher(source: str, objective: Objective, labels: Labels, tuned: bool)
         raise InputError(f"{source}: the model cannot be loaded: {error}") from error
     if tuned and found["missing_keys"]:
         missing = ", ".join(sorted(found["missing_keys"])[:4])
-        raise InputError(f"{source}: no teacher: its file has no {missing}; leave --teacher out and give it as --base")
+        raise InputError(
+            f"{source}: no teacher: its file has no {missing}, so it is not fine-tuned for this task. adtp-train with --base {source} "
+            "writes a teacher into its --out"
+        )
     loaded: PreTrainedModel = model
     ending = auto.__name__.removeprefix("AutoModel")
     made_as = [str(name) for name in loaded.config.architectures or ()]

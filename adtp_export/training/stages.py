@@ -55,17 +55,27 @@ def train_teacher(task: Task, work: Path, audience: Audience) -> PreTrainedModel
     return model.eval()
 
 
-def explained(teacher: PreTrainedModel, examples: Examples, task: Task, cache: Path, audience: Audience) -> Examples:
+def explained(
+    teacher: PreTrainedModel,
+    examples: Examples,
+    task: Task,
+    cache: Path,
+    audience: Audience,
+    view: str | None = None,
+) -> Examples:
     """Add the teacher's answers, and what it says of tokens where the method asks that, computed once and kept in `cache`.
 
     They depend on the teacher alone, so reading them is faster than computing them from the second epoch on, and from the
     first epoch on in the next run with the same teacher.
+
+    Args:
+        view: `ANSWERS` leaves tokens out, which rows for the choice of a checkpoint do not need.
     """
-    settings, objective, view = task.settings, task.objective, task.settings.view
+    settings, objective, view = task.settings, task.objective, view or task.settings.view
     size = next(teacher.get_input_embeddings().parameters()).shape[1]
     dimensions = max(1, round(settings.teacher_dimensions * size))
     key = hashlib.sha256((f"{settings.ig_steps} {dimensions}" if view == ATTRIBUTION else view).encode())
-    if settings.attribution != INTEGRATED_GRADIENTS:
+    if view == ATTRIBUTION and settings.attribution != INTEGRATED_GRADIENTS:
         key.update(settings.attribution.encode())
     key.update(str(getattr(teacher.config, "embedding", "")).encode())  # how vectors are made of states is in no weight
     _hash_tensors(key, *teacher.state_dict().values())

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -222,6 +223,9 @@ class StageTrainer(Trainer):
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
         self.check_losses()
         figures = {f"eval_{name}": value for name, value in self.stage.judged().items()}
+        (figures,) = broadcast_object_list(
+            [figures]
+        )  # processes that disagreed on the best one would wait for each other
         if self.state.global_step < self.stage.final_from * self.state.max_steps:
             figures["eval_score"] = -math.inf
         self.log(figures)

@@ -92,18 +92,25 @@ class TaskMetric(ABC):
 
 @dataclass(frozen=True)
 class SequenceMetric(TaskMetric):
-    """labels ``(rows,)``: true classes, or numbers in regression."""
+    """problem_type: regression, too, where there is one output. labels ``(rows,)``: true classes, or numbers in regression."""
 
     head = HEAD_SEQUENCE
     problem_type: str | None
     labels: np.ndarray | None = None
 
+    @property
+    def main(self) -> str:
+        return "spearman" if self.problem_type == sequence.REGRESSION else "accuracy"
+
     def part(self, stays: np.ndarray) -> SequenceMetric:
         return self if self.labels is None else replace(self, labels=self.labels[stays])
 
     def agreement_with(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
-        same = sequence.agreement(_stacked(rows, LOGITS), _stacked(expected, LOGITS), self.problem_type)
-        return {AGREEMENT: float(same.mean())}
+        values, wanted = _stacked(rows, LOGITS), _stacked(expected, LOGITS)
+        same = {AGREEMENT: float(sequence.agreement(values, wanted, self.problem_type).mean())}
+        if self.problem_type == sequence.REGRESSION:
+            same[SIMILARITY_KEPT] = sequence.order_kept(values, wanted)
+        return same
 
     def quality(self, rows: Sequence[Outputs]) -> dict[str, float]:
         return {} if self.labels is None else sequence.quality(_stacked(rows, LOGITS), self.labels)
@@ -315,7 +322,7 @@ def default(head: str, problem_type: str | None, names: Mapping[Any, str]) -> Ta
     if head == HEAD_TOKENS:
         return TokensMetric([names[number] for number in sorted(names)])
     metrics: dict[str, TaskMetric] = {
-        HEAD_SEQUENCE: SequenceMetric(problem_type),
+        HEAD_SEQUENCE: SequenceMetric(sequence.REGRESSION if len(names) == 1 else problem_type),
         HEAD_SPANS: SpansMetric(),
         HEAD_EMBEDDING: EmbeddingMetric(),
         HEAD_MASKED: MaskedMetric(),

@@ -8,11 +8,9 @@ padding's is left out, which no tokenizer puts inside a text, and which transfor
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 
 import numpy as np
 
-from ..artifacts.records import ShapeRange
 from ..contract import TOKEN_TYPE_IDS
 from ..data.tokenize import Batch, TokenizedText, pad
 from ..model.encoder import PrunedEncoder
@@ -23,12 +21,12 @@ LENGTHS = ((1, 16, 3, 31, 15, 32, 2, 33, 17), (65, 63, 64), (129, 127, 128))
 LONGEST = 2048
 """Tokens of a row at most, which bounds time and memory: the oracle's attention is padded, and in fp64."""
 
-LONGEST_FLOPS = 2.5e12
+LONGEST_FLOPS = 1e12
 """FLOPs of a row at most."""
 
 
-def draw(student: PrunedEncoder, profile: Mapping[str, ShapeRange]) -> list[Batch]:
-    """Return right-padded batches, always the same ones, for an export with these ranges of "batch" and "seq".
+def draw(student: PrunedEncoder, longest: int, most: int) -> list[Batch]:
+    """Return right-padded batches of at most `most` rows with up to `longest` tokens, always the same ones.
 
     No id comes twice before all have come once. Where the model takes token types, rows have them as pairs do.
     """
@@ -37,12 +35,11 @@ def draw(student: PrunedEncoder, profile: Mapping[str, ShapeRange]) -> list[Batc
     ids = itertools.cycle(generator.permutation([i for i in range(vocabulary) if i != student.pad_id]).tolist())
     pairs = TOKEN_TYPE_IDS in student.input_names
     batches: list[Batch] = []
-    for lengths in _lengths(_affordable(student, min(profile["seq"].max, LONGEST))):
+    for lengths in _lengths(_affordable(student, min(longest, LONGEST))):
         rows = []
         for n in lengths:
             first = int(generator.integers(1, n + 1)) if pairs else n
             rows.append(TokenizedText([*itertools.islice(ids, n)], [0] * first + [1] * (n - first), truncated=False))
-        most = profile["batch"].max
         batches += [pad(rows[i : i + most], student.pad_id, student.input_names) for i in range(0, len(rows), most)]
     return batches
 

@@ -34,6 +34,7 @@ from adtp_export.model.registry import fields
 from adtp_export.training.budget import flops_share
 from adtp_export.training.data import Examples
 from adtp_export.training.evaluate import judge, judge_teacher
+from adtp_export.training.method_table import ANSWERS
 from adtp_export.training.models import load_teacher, save_model
 from adtp_export.training.settings import BF16, TrainOptions
 from adtp_export.training.stages import explained, train_student, train_teacher
@@ -261,7 +262,8 @@ def seen_by(teacher: Any, task: Task, place: Place) -> dict[str, Examples]:
             part = dataclasses.replace(
                 whole, encoded=whole.encoded[begin : begin + PART], labels=whole.labels[begin : begin + PART]
             )
-            part = explained(teacher, part, task, place.work / "views", place.clock.audience)
+            view = ANSWERS if name == "dev" else None
+            part = explained(teacher, part, task, place.work / "views", place.clock.audience, view)
             answers += list(part.teacher_logits or ())
             rows += part.attribution or []
         found[name] = whole.with_teacher(answers, rows or None)

@@ -124,7 +124,10 @@ def test_ltp_beside_a_student_of_the_same_retention(monkeypatch):
         (["--shape", "bert-mini", "--retention", "1.5"], "--retention: got 1.5; accepted are multiples of 0.001"),
         (["--shape", "bert-mini", "--retention", "nan"], "--retention: got nan"),
         (["--shape", "bert-mini", "--prune-sites", "4.ffn"], "--prune-sites: got '4.ffn' in a model of 4 layers"),
-        (["--shape", "bert-mini", "--workload", "2x2"], "accepted are 1x32"),
+        (
+            ["--shape", "bert-mini", "--workload", "2x2"],
+            "accepted are mixed-32, one-long-32, and texts x tokens such as 8x128",
+        ),
         (["--shape", "bert-mini", "--data", "x.txt"], "--data goes with OUT"),
         (["--shape", "bert-mini", "--text-column", "x"], "--text-column names a column of --data FILE"),
         (["--shape", "bert-mini", "--seconds", "nan"], "accepted is 0 or more"),

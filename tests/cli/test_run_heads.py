@@ -114,7 +114,7 @@ def test_rankings(reranker, tmp_path):
         ("embedder", ["--text", "a", "--prompt-name", "query"], "this model has no prompts"),
         ("embedder", ["--text", "a", "--stride", "0"], "--stride is for models with the head spans"),
         ("tagger", ["--text", "a", "--truncate-dim", "0"], "--truncate-dim is for models with the head embedding"),
-        ("reranker", ["--text", "a", "--top-k", "2"], "with --query Q it bounds"),
+        ("reranker", ["--text", "a", "--top-k", "2"], "or goes with --query Q"),
         ("reranker", ["--text", "a", "--text-pair", "b", "--query", "c"], "accepted are single texts"),
         ("reranker", ["--text", "a", "--query", "c", "--top-k", "0"], "top_k must be an integer of at least 1"),
     ],

@@ -211,7 +211,7 @@ def test_a_loss_that_is_no_number_stops_and_names_the_step(base, reviews, tmp_pa
         (("--train", "{reviews}/train.tsv", "--max-tokens", 100), "the model takes up to 64"),
         (
             ("--train", "{reviews}/train.tsv", "--teacher", "{trained}"),
-            "model_type is 'adtp_bert'; accepted are bert, roberta",
+            "is a student that drops tokens already; give the model that it was made from",
         ),
         (("--train", "{reviews}/other.tsv", "--teacher", "{trained}/teacher"), "the teacher does not match: it knows"),
         (("--train", "{reviews}/train.tsv", "--teacher", "{headless}"), "no teacher: its file has no classifier.bias"),

@@ -97,7 +97,7 @@ def test_files_of_squad_are_read(tmp_path, name):
     [
         ("{", "is not readable JSON"),
         (json.dumps({"data": [{"paragraph": []}]}), "is not of SQuAD's form"),
-        (json.dumps([squad()]), "is not of SQuAD's form"),
+        (json.dumps([squad()]), "is a JSON list; .* Write it as .jsonl"),
         (json.dumps({"data": []}), "holds no question"),
         (json.dumps(squad(question=1)), "question 1 has no text in 'question'"),
         (json.dumps(squad(answers=[{"text": "Bob", "answer_start": 0}])), "question 1: the answer 'Bob' should begin"),

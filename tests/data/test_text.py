@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from adtp_export.data.labelled import read_questions
-from adtp_export.data.readers import is_label, read_texts
+from adtp_export.data.readers import is_label, read_rows, read_texts
 from adtp_export.data.tokenize import check_batch, encode, readable
 from adtp_export.errors import InputError, ellipsize
 
@@ -82,6 +82,21 @@ def test_tables_without_a_header(tmp_path, name, lines, headless):
     message = "seems to have no header line.*Put a line of names" if headless else "which column holds the text"
     with pytest.raises(InputError, match=message):
         list(read_texts(path))
+
+
+@pytest.mark.parametrize(("name", "mark"), [("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", ",")])
+@pytest.mark.parametrize("column", [None, "text"])
+def test_other_delimiters_are_named(tmp_path, name, mark, column):
+    path = write(tmp_path / name, f"text{mark}label\na fine film{mark}1\n")
+    with pytest.raises(InputError, match=f"its columns seem to be separated by '{'.t' if mark == chr(9) else mark}'"):
+        list(read_texts(path, column))
+
+
+@pytest.mark.parametrize(("texts", "labels"), [("text", "text"), ("text,text", "label")])
+def test_a_column_serves_once(tmp_path, texts, labels):
+    path = write(tmp_path / "a.tsv", "text\tlabel\na fine film\t1\n")
+    with pytest.raises(InputError, match="holds the texts, so it cannot|two different ones with a comma"):
+        list(read_rows(path, texts, labels))
 
 
 def test_labels_are_finite_numbers():

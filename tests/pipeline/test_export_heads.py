@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from adtp_export.inference.answers import spans
 from adtp_export.model import PrunedEncoderConfig
 from adtp_export.model.checkpoint import load_checkpoint
 from adtp_export.model.heads import head_class
+from adtp_export.pipeline.export import request
 from adtp_export.pipeline.export.context import ExportContext
+from adtp_export.pipeline.export.options import ExportOptions
 from adtp_export.pipeline.export.reference import verify_with
 from adtp_export.pipeline.progress import Steps
 from adtp_export.verify import samples
@@ -170,6 +173,13 @@ def test_wrong_labels_are_named(tmp_path, models, head, rows, options, message):
     data = write(tmp_path / "rows.jsonl", rows or LABELLED[head])
     with pytest.raises(InputError, match=message):
         adtp_export.export(models[head], tmp_path / "out", verify_data=data, **{**OPTIONS[head], **options})
+
+
+@pytest.mark.parametrize("head", ["masked", "vectors"])
+def test_heads_whose_answers_no_label_judges_take_none(head):
+    config = SimpleNamespace(head=head, problem_type=None, num_labels=None)
+    with pytest.raises(InputError, match="no label says which of those are right; leave it out"):
+        request._check_columns(ExportOptions("model", verify_data="rows.jsonl", label_column="label"), config)
 
 
 @pytest.mark.parametrize(

@@ -130,9 +130,12 @@ def test_what_ran_elsewhere_is_still_known(exported):
     assert second.targets[FP32] == first.targets[FP32]
 
 
-def test_a_file_that_changed_is_known_no_longer(exported, tmp_path):
+@pytest.mark.parametrize("ending", ["", ".data"])
+def test_a_file_that_changed_is_known_no_longer(exported, tmp_path, ending):
+    """The weights of a large one lie beside it, and its own bytes stay where these alone change."""
+    (tmp_path / f"{FILES[FP32]}.data").write_text("weights")
     first = exported({FP32: verified(FP32, 0.25, p50_ms=1.0)}, "a.tsv", [Note("of its times", FP32)])
-    (tmp_path / FILES[FP32]).write_text("another graph")
+    (tmp_path / f"{FILES[FP32]}{ending}").write_text("another graph")
     second = exported({FP16: unverified(FP16)}, previous=first)
     known = second.targets[FP32]
     assert (known.status, known.parity, known.verification, known.details) == ("unverified", None, {}, {})

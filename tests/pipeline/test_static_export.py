@@ -4,11 +4,12 @@ import csv
 import dataclasses
 import gzip
 import itertools
+import json
 
 import numpy as np
 import pytest
 from known_graphs import taking_known_graphs
-from testbed import DEMO, shared_or_skip
+from testbed import DEMO, run_cli, shared_or_skip
 
 import adtp_export
 from adtp_export.artifacts.records import Manifest
@@ -45,6 +46,15 @@ def test_every_size_is_verified_on_texts_that_fit_it(out):
     assert 0 < small.details["rows_in_this_size"] < small.parity.rows == large.details["rows_in_this_size"]
     assert small.details["rows_in_this_size"] == small.parity.rows_compared >= small.parity.rows / 2
     assert small.parity.kept_token_agreement == 1
+
+
+@pytest.mark.usefixtures("has_openvino")
+def test_openvino_proves_small_sizes_in_bf16(tmp_path):
+    """It ended the process where it joined steps of its own to kernels; so the export has one of its own here."""
+    sizes = ("--static-tokens", 128, "--batch", "1:2:8", "--precision", "bf16")
+    result = run_cli("adtp-export", DEMO, "--out", tmp_path / "out", "--json", *sizes)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["targets"]["openvino-cpu-bf16-static_128x8"]["status"] == "verified"
 
 
 @pytest.mark.usefixtures("has_rtx")

@@ -120,3 +120,10 @@ def test_labels_are_those_of_the_teacher_and_rows_may_lack_one():
         match="it knows b, c, a, the data has a, d; write the data's labels as the teacher names them, .* id2label",
     ):
         labels_of_teacher("t", config, Labels(("a", "d")))
+
+
+def test_a_teacher_whose_classes_have_no_names_may_have_ten_and_more():
+    """As names, LABEL_10 comes before LABEL_2."""
+    config = make_teacher(num_labels=12).config
+    names = tuple(f"LABEL_{number}" for number in range(12))
+    assert labels_of_teacher("t", config, Labels(tuple(sorted(names)))).names == names

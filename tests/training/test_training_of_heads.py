@@ -210,7 +210,7 @@ def test_vectors_are_distilled_from_a_model_as_it_is(name, settings, headless, p
     near, *far = (cosine_similarity(vectors, others) for others in (learned, other, stranger))
     assert record["student"]["cosine"] == pytest.approx(near.mean().item())
     assert all((near > cosines).all() for cosines in far)  # its teacher's vectors, made in the teacher's way
-    with pytest.raises(InputError, match="model_type is 'pruned_encoder'; accepted are"):
+    with pytest.raises(InputError, match="is a student that drops tokens already"):
         train(tmp_path / "b", **{**data, "teacher": tmp_path / "out"})
 
 
@@ -299,6 +299,7 @@ def test_an_answer_is_found_in_the_windows_that_hold_it(base):
         ({"train": "texts", "task": "tag", "base": "{base}"}, "--task: got 'tag'; accepted are auto, classification"),
         ({"train": "texts", "task": "spans", "base": "{base}"}, "row 1 has no 'question'"),
         ({"train": "tags", "test": "other", "base": "{base}"}, "row 1 has the tag 'Z'; the tags are B-X, O"),
+        ({"train": "tags", "test": "empty", "base": "{base}"}, "row 1 has the tag ''; the tags are B-X, O"),
         ({"train": "same", "base": "{base}"}, "all words have the tag 'O'"),
         ({"train": "unanswered", "base": "{base}"}, "no question has an answer"),
         ({"train": "tags", "teacher": "{base}"}, "no teacher: the model is BertForSequenceClassification"),
@@ -311,6 +312,7 @@ def test_an_answer_is_found_in_the_windows_that_hold_it(base):
 def test_what_cannot_be_trained_is_one_message(given, message, base, rows, tmp_path):
     more = {
         "other": [{"tokens": ["a"], "tags": ["Z"]}],
+        "empty": [{"tokens": ["a", "b"], "tags": ["O", ""]}],
         "same": [{"tokens": ["a"], "tags": ["O"]}] * 4,
         "unanswered": [{"question": "?", "context": "a", "answers": {"text": [], "answer_start": []}}] * 4,
         "few": [{"text": "a"}] * 2,

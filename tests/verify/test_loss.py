@@ -102,6 +102,21 @@ def test_other_measures_have_a_margin_too(head):
     assert 0 < lost(metric, before, moved).margin < np.inf
 
 
+@pytest.mark.parametrize("labels", [None, np.arange(12.0)])
+def test_numbers_lose_what_their_order_loses(labels):
+    """However large they are; a reranker's scores may lie anywhere."""
+    metric = dataclasses.replace(metrics.default("sequence", None, {0: "LABEL_0"}), labels=labels)
+    numbers = [{"logits": np.float32([10 * number])} for number in range(12)]
+    moved = [{"logits": row["logits"] * 2 + 0.5} for row in numbers]
+    swapped = [moved[i] for i in (1, 0, *range(2, 12))]
+    assert lost(metric, numbers, moved).points == pytest.approx(0)
+    assert lost(metric, numbers, swapped).points == pytest.approx(100 * 12 / (12 * 143))  # 6 times 2, by n (n^2 - 1)
+    assert lost(metric, numbers[:1] * 12, moved[:1] * 12).points == pytest.approx(0)
+    worst = metric.agreement_with(swapped, numbers)
+    assert worst["agreement"] == 0
+    assert worst["similarity_kept"] < 1
+
+
 def test_a_loss_can_be_stored():
     """JSON has no infinity, also where there is one text."""
     assert json.loads(json.dumps(dataclasses.asdict(loss_of(np.array([True]))), allow_nan=False))["texts"] == 1

@@ -12,7 +12,6 @@ import torch
 from packed_engine import PackedEngine
 from testbed import as_numpy, exported_graph, make_batch, make_encoder, make_student
 
-from adtp_export.artifacts.records import ShapeRange
 from adtp_export.errors import VerificationError
 from adtp_export.pipeline.export.context import ExportContext, WrittenFile
 from adtp_export.pipeline.export.file_plan import ModelFile, TargetPlan
@@ -25,10 +24,6 @@ from adtp_export.verify.parity import compare, judged
 from adtp_export.verify.tables import wrong_token
 
 SITES = ["0.ffn"]
-
-
-def profile(longest, batch=32):
-    return {"batch": ShapeRange(1, 1, batch), "seq": ShapeRange(1, 1, longest)}
 
 
 def lengths(batches):
@@ -50,7 +45,7 @@ def texts():
 
 @pytest.fixture(scope="module")
 def oracle(student, texts):
-    return run_oracle(student, texts, random=random_ids.draw(student, profile(160)))
+    return run_oracle(student, texts, random=random_ids.draw(student, 160, 32))
 
 
 @pytest.mark.parametrize(
@@ -64,18 +59,18 @@ def oracle(student, texts):
     ],
 )
 def test_lengths_go_around_tiles_and_up_to_the_longest_text(student, longest, wanted):
-    batches = random_ids.draw(student, profile(longest, batch=4))
+    batches = random_ids.draw(student, longest, 4)
     assert lengths(batches) == wanted
     assert max(len(batch["input_ids"]) for batch in batches) <= 4
 
 
 def test_rows_of_large_models_are_shorter(student, monkeypatch):
     monkeypatch.setattr(random_ids, "LONGEST_FLOPS", student.flops(np.array([100]))[0])
-    assert max(lengths(random_ids.draw(student, profile(160)))) == 100
+    assert max(lengths(random_ids.draw(student, 160, 32))) == 100
 
 
 def test_ids_are_of_the_whole_vocabulary_and_rows_such_as_users_may_send(student):
-    batches = random_ids.draw(student, profile(160))
+    batches = random_ids.draw(student, 160, 32)
     live = np.concatenate([batch["input_ids"][batch["attention_mask"] == 1] for batch in batches])
     assert {*live} == {*range(97)} - {student.pad_id}
     assert len({*live[:96]}) == 96  # none twice, before all have come
@@ -85,9 +80,9 @@ def test_ids_are_of_the_whole_vocabulary_and_rows_such_as_users_may_send(student
             assert row[0] == 0
             assert (np.diff(row) >= 0).all()
             assert row[-1] <= 1
-    again = random_ids.draw(student, profile(160))
+    again = random_ids.draw(student, 160, 32)
     assert all(np.array_equal(a[name], b[name]) for a, b in zip(batches, again) for name in a)
-    assert "token_type_ids" not in random_ids.draw(make_encoder("roberta"), profile(64))[0]
+    assert "token_type_ids" not in random_ids.draw(make_encoder("roberta"), 64, 32)[0]
 
 
 @pytest.mark.parametrize(("table", "row"), [("position_embeddings", 128), ("word_embeddings", 90)])
@@ -139,10 +134,10 @@ def test_an_overflow_of_random_ids_alone_says_so(student, texts):
     with pytest.raises(
         VerificationError, match="on token ids drawn at random, .*on texts alone, type: --verify-data FILE"
     ):
-        run_oracle(wild, texts, random=random_ids.draw(student, profile(160)))
+        run_oracle(wild, texts, random=random_ids.draw(student, 160, 32))
     wild.bert.embeddings.word_embeddings.weight[:] = torch.inf
     with pytest.raises(VerificationError, match=r"in fp32 on this text, so no file can be compared with it$"):
-        run_oracle(wild, texts, random=random_ids.draw(student, profile(160)))
+        run_oracle(wild, texts, random=random_ids.draw(student, 160, 32))
 
 
 @pytest.fixture(scope="module")

@@ -92,8 +92,19 @@ def agreement(logits: np.ndarray, expected: np.ndarray, problem_type: str | None
     return np.equal(logits.argmax(1), expected.argmax(1))
 
 
+def order_kept(values: np.ndarray, expected: np.ndarray) -> float:
+    """Return Spearman's correlation between values ``(rows, C)`` and the expected ones, from -1 to 1; of several outputs, the least.
+
+    It is 1 where nothing can change its place: of one row, or of values that are all expected to be equal.
+    """
+    found = [
+        quality(own[:, None], wanted)["spearman"] for own, wanted in zip(values.T, expected.T) if np.ptp(wanted) > 0
+    ]
+    return min(found, default=1.0)
+
+
 def points_lost(before: float | None, after: float | None, agreeing: float) -> float:
-    """Return percentage points of accuracy lost; where labels are not known, of predictions changed, which is no less."""
+    """Return percentage points lost of a measure against labels; where they are not known, of what agrees."""
     return 100 * (before - after if before is not None and after is not None else 1 - agreeing)
 
 

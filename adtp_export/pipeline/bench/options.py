@@ -49,8 +49,8 @@ class BenchOptions(Options):
         "time only the targets of OUT against one another, and write the medians beside its manifest: load and adtp-run then choose "
         "the fastest on this machine", "contenders")
     workloads: str | Sequence[str] | None = option(None,
-        "some of 1x32, 1x128, 1x384, 8x128 and 32x64 (batch size x tokens), and of the skewed batches mixed-32 and one-long-32 "
-        "(default: all)", "workloads", metavar="LIST", flag="--workload")
+        "shapes, as batch size x tokens, and the skewed batches mixed-32 and one-long-32 (default: both of these and 1x32, 1x128, 1x384, "
+        "8x128, 32x64)", "workloads", metavar="LIST", flag="--workload")
     data: PathLike | None = option(None,
         "text whose real lengths are timed as well: .txt, .tsv, .csv or .jsonl, each also .gz",
         "workloads", metavar="FILE")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ...benchmarking.workloads import GRID, SKEWED, Workload, make_workloads, real_lengths, shape_of
+from ...benchmarking.workloads import GRID, SHAPE, SHORTEST, SKEWED, Workload, make_workloads, real_lengths, shape_of
 from ...data import rows
 from ...data.readers import Text
 from ...data.rows import TextSource
@@ -47,13 +47,15 @@ def names_of(chosen: BenchOptions) -> Sequence[str]:
     """Return the names of the workloads that were asked for.
 
     Raises:
-        InputError: the grid does not have one.
+        InputError: one is neither a shape nor a skewed batch.
     """
-    known = (*GRID, *SKEWED)
-    names = tuple(dict.fromkeys(listed(chosen.workloads))) or known
+    names = tuple(dict.fromkeys(listed(chosen.workloads))) or (*GRID, *SKEWED)
     for name in names:
-        if name not in known:
-            raise InputError(f"--workload: got {quoted(name)}; accepted are {', '.join(known)}")
+        if name not in SKEWED and not (SHAPE.fullmatch(name) and shape_of(name)[1] >= SHORTEST):
+            raise InputError(
+                f"--workload: got {quoted(name)}; accepted are {', '.join(SKEWED)}, and texts x tokens such as 8x128, of at least "
+                f"{SHORTEST} tokens"
+            )
     return names
 
 
@@ -61,7 +63,7 @@ def workloads(read: Read, chosen: BenchOptions, steps: Steps) -> list[Workload]:
     """Make the grid's batches as far as the model reads them, and those of real lengths where a file is given.
 
     Raises:
-        InputError: a name that the grid does not have, or nothing that the model can read.
+        InputError: a name that no workload has, or nothing that the model can read.
     """
     names = names_of(chosen)
     short = [name for name in names if name in SKEWED or shape_of(name)[1] <= read.max_tokens]

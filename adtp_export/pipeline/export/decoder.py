@@ -132,6 +132,8 @@ def check_taken(options: ExportOptions, taken: Sequence[str], what: str, hint: s
                 f"{known.flag}: got {quoted(getattr(options, known.name))}, which does not go with {what}: they are exported for ONNX "
                 f"Runtime on CPUs alone, with fewer options; leave it out{hint}"
             )
+    if options.attention == PLUGIN and (obstacle := onnxruntime.operators_obstacle()):
+        raise MissingDependencyError(f"--attention plugin: {obstacle}")
     if not options.skip_parity_check and onnxruntime.installed() is None:
         raise MissingDependencyError(
             "verification needs ONNX Runtime, which is not installed; type: pip install 'adtp-export[cpu]', or add --skip-parity-check"
@@ -186,8 +188,6 @@ def _targets(
     run here."""
     chosen = {DECOMPOSED: "", PLUGIN: onnxruntime.operators_obstacle() or ""}
     wanted = [name for name in chosen if options.attention in (None, "auto", name)]
-    if options.attention == PLUGIN and chosen[PLUGIN]:
-        raise InputError(f"--attention plugin: {chosen[PLUGIN]}")
     targets: dict[str, Target] = {}
     expected: Expected | None = None
     for precision in precisions_of(options):

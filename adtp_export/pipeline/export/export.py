@@ -82,7 +82,7 @@ def _fill(run: ExportContext, plan: ExportPlan) -> Manifest:
     from ..companions import write_companions
     from .context import StepResult
     from .engines import build_engines, ship_plugin_libraries
-    from .manifest import joined, known, make_manifest, with_times
+    from .manifest import joined, known, make_manifest, unchanged, with_times
     from .model_files import write_model_files
     from .publish import write_reports
     from .quantize import calibrate, quantize, uncalibrated
@@ -95,7 +95,8 @@ def _fill(run: ExportContext, plan: ExportPlan) -> Manifest:
     with run.writing():
         write_companions(run.checkpoint, run.work, run.checkpoint.student.windows.within(longest))
     calibration = calibrate(run, request.calibration) if request.recipes and request.calibration else None
-    random = not plan.options.verify_data  # that says what to compare on
+    tokens = run.profile["seq"].max if request.bounds_lengths else run.checkpoint.max_tokens
+    random = None if plan.options.verify_data else tokens  # that says what to compare on
     verification = verify_with(run, request.verify_text, random) if not plan.options.skip_parity_check else None
     oracles = type_oracles(run, verification.oracle, request.typed) if verification else {}
     quantized = {
@@ -113,7 +114,7 @@ def _fill(run: ExportContext, plan: ExportPlan) -> Manifest:
     times: Mapping[str, Mapping[str, Any]] = {}
     if verification:
         least = 1 if plan.layout == HUB else 2  # a model card has times
-        before = known(previous, run.work) if previous else {}
+        before = known(previous, unchanged(previous, run.work)) if previous else {}
         times, notes = time_targets(run, verification.oracle, found.targets, before, least)
         found += StepResult(notes=notes)
     found += build_engines(run, plan.engines, written)

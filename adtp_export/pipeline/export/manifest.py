@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,20 @@ def make_manifest(
     )
 
 
-def known(previous: Manifest, work: Path) -> dict[str, Target]:
-    """Return the targets of an earlier run with what it found out that still holds."""
-    return {name: _still_known(target, previous, work) for name, target in previous.targets.items()}
+def unchanged(previous: Manifest, work: Path) -> set[str]:
+    """Return the files of an earlier run's targets that are the same in `work`, and so are their weights beside them."""
+
+    def same(name: str) -> bool:
+        place, before = work / name, previous.files.get(name)
+        return before is None or (place.is_file() and file_entry(place) == before)
+
+    files = {target.file for target in previous.targets.values()}
+    return {file for file in files if same(file) and same(f"{file}.data")}
+
+
+def known(previous: Manifest, same: Container[str]) -> dict[str, Target]:
+    """Return the targets of an earlier run with what it found out that still holds, as their files are among those in `same`."""
+    return {name: target if target.file in same else _forgotten(target) for name, target in previous.targets.items()}
 
 
 def with_times(manifest: Manifest, times: Mapping[str, Mapping[str, Any]]) -> Manifest:
@@ -74,8 +85,14 @@ def joined(manifest: Manifest, previous: Manifest, work: Path, timed: bool = Fal
     Args:
         timed: this run timed targets, so that notes on earlier times no longer hold.
     """
-    better = {name: _better_known(name, target, previous, work) for name, target in manifest.targets.items()}
-    targets = {**known(previous, work), **better}
+    same = unchanged(previous, work)
+    better = {
+        name: _better_known(target, previous.targets[name])
+        if name in previous.targets and target.file in same
+        else target
+        for name, target in manifest.targets.items()
+    }
+    targets = {**known(previous, same), **better}
     newest = manifest if manifest.verification else previous
     return dataclasses.replace(
         manifest,
@@ -102,19 +119,14 @@ def _notes(manifest: Manifest, previous: Manifest, known: Mapping[str, Target], 
     return (*before, *(note for note in manifest.notes if note.about not in kept))
 
 
-def _still_known(target: Target, previous: Manifest, work: Path) -> Target:
+def _forgotten(target: Target) -> Target:
     """Forget what was found out about a file that this run has changed."""
-    if previous.files[target.file]["sha256"] == file_entry(work / target.file)["sha256"]:
-        return target
     details = {name: value for name, value in target.details.items() if name not in TIMES}
     return dataclasses.replace(target, status=UNVERIFIED, parity=None, verification={}, details=details)
 
 
-def _better_known(name: str, target: Target, previous: Manifest, work: Path) -> Target:
+def _better_known(target: Target, before: Target) -> Target:
     """Keep what an earlier run found out about a file, where this run wrote the same one and did not look; times, too."""
-    before = previous.targets.get(name)
-    if before is None or previous.files[before.file]["sha256"] != file_entry(work / target.file)["sha256"]:
-        return target
     if target.parity is None and (before.parity is not None or target.status == UNVERIFIED):
         return before
     times = {key: before.details[key] for key in TIMES if key in before.details}

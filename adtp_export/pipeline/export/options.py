@@ -47,9 +47,9 @@ class ExportOptions(ReadOptions):
         f"also write {PRECOMPUTED_MODEL} for ONNX Runtime on CPUs, which reads the first layer's projections from tables: about 10% "
         "faster, and larger by 12 bytes x vocabulary x hidden size. Also copies the library of the attention operators to "
         "OUT/plugins", "ONNX files")
-    ort_cuda: bool = option(False, "also write model.ort-cuda.fp32.onnx for ONNX Runtime's CUDA provider", "ONNX files")
+    ort_cuda: bool = option(False, "also write model.ort-cuda.PRECISION.onnx for ONNX Runtime's CUDA provider", "ONNX files")
     cuda: bool = option(False,
-        "also write model.cuda.fp32.onnx for our own CUDA kernels, which run a whole batch as one CUDA graph: with the library of "
+        "also write model.cuda.PRECISION.onnx for our own CUDA kernels, which run a whole batch as one CUDA graph: with the library of "
         "adtp-plugin build --cuda, by adtp_export alone or in ONNX Runtime's CUDA provider", "ONNX files")
     packed_inputs: bool = option(False,
         "also write model.packed.onnx, which takes the tokens of all texts concatenated, with cumulative lengths, instead of a padded "

@@ -129,7 +129,8 @@ def _hold_accuracy(
 ) -> tuple[QuantizationPlan, OracleRun]:
     """Return the plan that leaves out as little as holds the limit, and the oracle of its precision."""
     format = plan.recipe.format
-    for left_out in range(0, len(costs), max(1, int(len(costs) * FALLBACK_SHARE))):
+    step = max(1, int(len(costs) * FALLBACK_SHARE))
+    for left_out in sorted({*range(0, len(costs), step), max(len(costs) - 1, 0)}):
         tried = plan.without([cost.product for cost in costs[:left_out]])
         text = f"simulating {plan.recipe.name} in PyTorch, {len(tried.scales)} of {len(costs)} products quantized"
         name = f"oracle_{plan.recipe.name}_{left_out}_s" if left_out else f"oracle_{plan.recipe.name}_s"

@@ -50,11 +50,11 @@ class Verification:
     views: Views
 
 
-def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Verification:
+def verify_with(run: ExportContext, text: TextSource | None, random: int | None) -> Verification:
     """Run the PyTorch student on a file's texts, or on the built-in ones.
 
     Args:
-        random: run it on rows of random token ids as well.
+        random: run it on rows of random token ids as well, of up to so many tokens; None for no such rows.
 
     Raises:
         InputError: no texts, or labels that the student does not know.
@@ -82,7 +82,7 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
         if rows_alike
         for batch in samples.make_batches(rows_alike, student.input_names, student.pad_id, rows_at_once)
     ]
-    further = random_ids.draw(student, run.profile) if random else []
+    further = random_ids.draw(student, random, rows_at_once) if random else []
     lengths = sorted(int(n) for batch in further for n in batch[ATTENTION_MASK].sum(1))
     metric = _metric(run, texts, known and known[: tokenized.texts], tokenized)
     if total is not None and tokenized.texts < total:
@@ -200,12 +200,12 @@ def _metric(
         known: their labels as `_known` returns them, of those that were tokenized; None where there are none.
     """
     config, places = run.checkpoint.student.config, tokenized.places
-    if config.head == HEAD_SEQUENCE:
-        return metrics.SequenceMetric(config.problem_type, None if known is None else np.array(known))
     if config.head == HEAD_SPANS:
         asked = known and [metrics.AskedRow(context, answers) for (_, context), answers in zip(texts, known)]
         return metrics.SpansMetric(run.windows.max_answer_tokens, places, tokenized.owners, asked)
     metric = metrics.default(config.head, config.problem_type, config.id2label or {})
+    if isinstance(metric, metrics.SequenceMetric) and known is not None:
+        return dataclasses.replace(metric, labels=np.array(known))
     if isinstance(metric, metrics.EmbeddingMetric) and known is not None:
         return dataclasses.replace(metric, scores=np.array(known))
     if config.head == HEAD_TOKENS and known is not None and places is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...artifacts.records import DECOMPOSED, PLUGIN, ShapeRange
-from ...contract import HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, HEAD_VECTORS, LINEAR, ORT_CPU
+from ...contract import HEAD_MASKED, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, HEAD_VECTORS, LINEAR, ORT_CPU
 from ...errors import InputError, MissingDependencyError, quoted
 from .options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, parse_precisions, parse_static_tokens
 
@@ -62,6 +62,11 @@ class Request:
     def typed(self) -> tuple[str, ...]:
         """The lower floating precisions."""
         return tuple(p for p in self.precisions if p != "fp32" and p not in QUANTIZED)
+
+    @property
+    def bounds_lengths(self) -> bool:
+        """Whether a file takes texts of some lengths only."""
+        return self.seq is not None or self.engines is not None or bool(self.static_sizes)
 
 
 def read_request(options: ExportOptions) -> Request:
@@ -230,9 +235,10 @@ def _check_columns(options: ExportOptions, config: Any) -> None:
         )
     if not label:
         return
-    if config.head == HEAD_VECTORS:
+    if config.head in (HEAD_VECTORS, HEAD_MASKED):
+        answer = "a vector for each token" if config.head == HEAD_VECTORS else "tokens for masked ones"
         raise InputError(
-            "--label-column: the model gives a vector for each token, and no label says which of those are right; leave it out"
+            f"--label-column: the model gives {answer}, and no label says which of those are right; leave it out"
         )
     if config.head == HEAD_SEQUENCE and (kind == MULTI_LABEL or (kind == REGRESSION and outputs > 1)):
         raise InputError(

@@ -32,8 +32,6 @@ from ...verify.parity import judged, rows_wanted
 from .context import ExportContext, StepResult, WrittenFile
 from .file_plan import STRINGS, TargetPlan
 
-EXCUSED_LISTED = 3
-"""Rows with excused flips that the notes name one by one."""
 STRINGS_ROWS = 256
 """Of verification texts that the file that takes texts is compared on."""
 _LARGEST = 8
@@ -202,21 +200,19 @@ def _check_loss(name: str, loss: Loss, oracle: OracleRun, limit: float) -> tuple
     if loss.holds(limit):
         return ()
     least = texts_for(limit)
-    needed = (
-        f"that takes {least} texts or more, by --verify-data FILE" if least else "no number of texts could show that"
-    )
-    return (f"{said}. They do not show that it is at most {limit:g}: {needed}",)
+    needed = f"that takes {least} or more, by --verify-data FILE" if least else "no number of texts could"
+    return (f"{said}. So few cannot show that it loses at most {limit:g}: {needed}",)
 
 
 def _excused(name: str, parity: Parity) -> tuple[str, ...]:
-    notes = [
-        f"{name}: row {flip.row} keeps other tokens from site {flip.site} on. The decision was too close to call: its margin is "
-        f"{flip.margin:.2e}, below the rounding error of {flip.bound:.2e}"
-        for flip in parity.excused_flips[:EXCUSED_LISTED]
-    ]
-    if (more := len(parity.excused_flips) - EXCUSED_LISTED) > 0:
-        notes.append(f"{name}: {more} other rows of {parity.rows} keep other tokens, too; manifest.json lists them")
-    return tuple(notes)
+    """Return a note on rows whose tokens may differ, with the first of them; none where there are none."""
+    flips = parity.excused_flips
+    return tuple(
+        f"{name}: {len(flips)} of {parity.rows} rows keep other tokens, because a decision was too close to call: in row {flip.row} at "
+        f"site {flip.site} its margin is {flip.margin:.2e}, below the rounding error of {flip.bound:.2e}"
+        + ("; manifest.json lists them" if len(flips) > 1 else "")
+        for flip in flips[:1]
+    )
 
 
 def verify_strings(run: ExportContext, written: Mapping[str, WrittenFile], source: TextSource | None) -> StepResult:

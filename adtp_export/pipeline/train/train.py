@@ -16,7 +16,7 @@ from ...contract import HEAD_EMBEDDING
 from ...environment import processor, versions
 from ...errors import InputError, flag_name, needs_extras
 from ...options import PathLike, takes
-from ...training.method_table import ATTRIBUTION
+from ...training.method_table import ANSWERS, ATTRIBUTION
 from ...training.settings import FULL_PRECISION, TrainOptions, convert, read_settings
 from ..progress import Steps
 from .directory import (
@@ -240,7 +240,6 @@ def _explain(
     from ...training.stages import explained
     from ...training.trainer import Audience
 
-    view = task.settings.view
     nn.Module.to(teacher.eval().requires_grad_(False), processes.device)
     with steps.step("teacher_judged_s", "judging the teacher"):
         answers, numbers = all_answers(teacher, task.parts["test"], task.objective)
@@ -251,14 +250,16 @@ def _explain(
         steps.note(
             f"the teacher answers {told}. A student learns little from it: train the teacher longer or otherwise"
         )
-    parts = {}
-    for split, examples in task.parts.items():
+    parts, same = {}, task.parts["dev"] is task.parts["test"]
+    for split in ("train", "test") if same else ("train", "dev", "test"):
+        view = ANSWERS if split == "dev" else task.settings.view
         told = f"{'attributing' if view == ATTRIBUTION else 'asking for'} the teacher's answers, {split} rows"
         with (
             steps.step(f"{view}_{split}_s", told) as progress,
             processes.local_main_process_first(),
         ):  # machines may share no cache
-            parts[split] = explained(teacher, examples, task, cache, Audience(progress, steps.note))
+            parts[split] = explained(teacher, task.parts[split], task, cache, Audience(progress, steps.note), view)
+    parts.setdefault("dev", parts["test"])
     return task.objective.quality(answers, numbers, task.parts["test"]), dataclasses.replace(task, parts=parts)
 
 

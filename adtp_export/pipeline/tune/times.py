@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from transformers import PreTrainedModel
 from ...benchmarking.interleaved_timing import by_cycle, measure, speedup
 from ...benchmarking.processes import DEPLOYED, WITH_PLUGIN, Contender, Processes
 from ...benchmarking.sweep import settings as kept_at
-from ...benchmarking.workloads import BATCH, Workload, make_workloads, shape_of
+from ...benchmarking.workloads import BATCH, SHAPE, SHORTEST, Workload, make_workloads, shape_of
 from ...calibration import recipes
 from ...calibration.plan import make_quantization_plan
 from ...calibration.quantize import write_quantized
@@ -38,9 +37,6 @@ BATCHES = 4
 TABLE_SECONDS, FINAL_SECONDS = 30.0, 30.0
 WITHIN = 0.05
 """Margin of the last speedups, as a share of them; for it the last timing may take ten times as long."""
-SHAPE = re.compile(r"[1-9]\d*x[1-9]\d*")
-SHORTEST = 8
-"""Tokens of a shape: its shortest texts have a quarter of them, of which two are special."""
 
 
 def workload(chosen: PathLike | None, task: Task) -> Workload:

@@ -66,10 +66,10 @@ class TokensObjective(Objective):
         index = {name: i for i, name in enumerate(labels.names)}
         rows = []
         for number, (words, tags, (_, owners)) in enumerate(zip(table.texts, table.labels, placed), start=1):
-            if unknown := next((tag for tag in tags if tag not in index), None):
+            if (unknown := next((tag for tag in tags if tag not in index), None)) is not None:
                 known = ", ".join(labels.names[:10]) + (", ..." if len(labels.names) > 10 else "")
                 raise InputError(f"{table.source}: row {number} has the tag {quoted(unknown)}; the tags are {known}")
-            firsts = [owner is not None and owner not in owners[:i] for i, owner in enumerate(owners)]
+            firsts = [owner not in (None, before) for before, owner in zip([None, *owners], owners)]
             row = [index[tags[owner]] if first else NO_LABEL for owner, first in zip(owners, firsts)]
             if max(row) == NO_LABEL:
                 raise InputError(
