@@ -100,16 +100,18 @@ def _kept_draws(seeds: int, groups: int, times: int) -> tuple[Draws, ...]:
 def means_at_most(values: np.ndarray, groups: np.ndarray, most: float = 1.0) -> np.ndarray:
     """Return means of ``values (rows,)`` whose quantiles bound the true mean from above, ``(DRAWS,)``; always the same draws.
 
-    Groups are weighted at random, beside one more of mean size whose rows all have the largest value that there can be (Gaffke). So the
-    bounds hold where rows are few or losses rare: if none of n rows lost anything, 95% of the draws lie below 3 / n. Quantiles of a
-    bootstrap would all be 0.
+    Groups are weighted at random, beside one more whose rows all have the largest value that there can be (Gaffke). So the bounds hold
+    where rows are few or losses rare: if none of n rows lost anything, 95% of the draws lie below 3 / n. Quantiles of a bootstrap would
+    all be 0. That group is as large as the group of a row that is drawn at random. With one of mean size, a bound of 95% failed in up to a
+    third of simulated cases in which some groups were twenty times as large as others and were lost whole.
 
     Args:
         most: the largest value that a row can have.
     """
     sizes = np.bincount(groups).astype(np.float64)
-    sums = np.append(np.bincount(groups, weights=values), most * sizes.mean())
-    sizes = np.append(sizes, sizes.mean())
+    more = np.square(sizes).sum() / sizes.sum()
+    sums = np.append(np.bincount(groups, weights=values), most * more)
+    sizes = np.append(sizes, more)
     draw = np.random.default_rng(0)
     means = []
     for _ in range(DRAWS // TOGETHER):

@@ -75,7 +75,7 @@ def show(document: Mapping[str, Any]) -> None:
     screen, results, device = rich_console(), document["results"], document["device"]
     students = {(row["workload"], row["contender"]): row for row in results if row["contender"].startswith("student")}
     same = nearest_baseline(list(next(iter(students.values()))["vs"]))
-    table = Table(title=f"{escape(printable(document['subject']))}: retention {document['retention']}")
+    table = Table(title=escape(printable(f"{document['subject']}: retention {document['retention']}")))
     for column in COLUMNS:
         table.add_column(column, justify="left" if column in ("workload", "contender") else "right")
     previous = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import needs_extras
+from ..errors import needs_extras, printable
 from ..pipeline.tune.options import TuneOptions
 from ..pipeline.tune.tune import tune
 from ..report.tuned import COLUMNS, cells
@@ -47,10 +47,11 @@ def command(as_json: bool, options: Mapping[str, Any]) -> int:
 
 
 def _show_plan(record: Mapping[str, Any]) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     plan = record["plan"]
-    table = Table(title=f"What would be tried, on {record['workload']}")
+    table = Table(title=f"What would be tried, on {escape(printable(record['workload']))}")
     for column in ("speedup", "students"):
         table.add_column(column)
     for precision, speedup in record["dense"].items():
@@ -71,9 +72,12 @@ def _show_plan(record: Mapping[str, Any]) -> None:
 
 
 def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=f"{record['rows']['test']} rows to confirm on; speedups on {record['workload']}")
+    table = Table(
+        title=f"{record['rows']['test']} rows to confirm on; speedups on {escape(printable(record['workload']))}"
+    )
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == COLUMNS[0] else "right")
     for each in record["candidates"]:
@@ -106,9 +110,13 @@ def _print_others(record: Mapping[str, Any], console: Console) -> None:
         others = sorted(proven, key=lambda each: -each["speedup"])[:1]
         begin = "The fastest that is proven, for --strict"
     else:
-        likely = [each for each in candidates if each["meets"] == "likely"]
-        others = [each for each in likely if best and each["speedup"] > best["speedup"]]
-        begin = "Faster and likely, but not proven on so few rows"
+        likely, published = [each for each in candidates if each["meets"] == "likely"], record["published"]
+        others = [each for each in likely if not published or each["speedup"] > best["speedup"]]
+        begin = (
+            "Faster and likely, but not proven on so few rows"
+            if published
+            else "Likely, and published without --strict"
+        )
     if others:
         told = ", ".join(f"{each['told']}, {each['precision']} ({each['speedup']:.2f}x)" for each in others)
         console.print(f"{begin}: {told}")

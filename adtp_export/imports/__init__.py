@@ -77,21 +77,29 @@ def open_checkpoint(directory: Path, options: ReadOptions | None = None) -> Chec
 
 
 def _dense(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Checkpoint:
-    """Load what no system for pruning wrote."""
+    """Load what no system for pruning wrote, and say which settings of its tokenizer are ignored."""
+    checkpoint, longest = _own(directory, config, options)
+    home = checkpoint.tokenizer_home or directory
+    kind = checkpoint.student.dense.config.model_type
+    told = ignored_settings(home, checkpoint.tokenizer, kind, longest)
+    return replace(checkpoint, notes=(*checkpoint.notes, *told))
+
+
+def _own(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> tuple[Checkpoint, int | None]:
+    """Return a checkpoint, and what it reads of a text where that is not what its tokenizer's settings say."""
     if (kind := colbert.recognise(directory, config)) is not None:
-        return colbert.read(directory, kind, options)
+        return colbert.read(directory, kind, options), None
     if bge_m3.recognise(directory, options):
-        return bge_m3.read(directory, options)
+        return bge_m3.read(directory, options), None
     if sentence_transformers.recognise(directory):
-        return sentence_transformers.read(directory, options)
+        return sentence_transformers.read(directory, options), None
     checkpoint = load_checkpoint(directory, options.allow_pickle, options.head)
     if checkpoint.student.config.head == HEAD_EMBEDDING and sentence_transformers.reading(directory).files:
-        return sentence_transformers.as_its_teacher(checkpoint)
+        return sentence_transformers.as_its_teacher(checkpoint), None
     student, longest = checkpoint.student, checkpoint.max_tokens
     if student.config.head == HEAD_SPANS:
         longest = student.windows.within(longest).max_tokens
-    told = ignored_settings(directory, checkpoint.tokenizer, longest)
-    return replace(checkpoint, notes=(*checkpoint.notes, *told))
+    return checkpoint, longest
 
 
 def _config(directory: Path) -> dict[str, Any]:

@@ -40,10 +40,10 @@ from .tokenizer import load_tokenizer, special_token
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
-_BENIGN_SUFFIX = (".position_ids", ".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq")
+_BENIGN_SUFFIX = (".position_ids", ".embeddings.token_type_ids", "emb.inv_freq", "emb.original_inv_freq")
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _UNUSED = re.compile(
-    r"^(cls|lm_head|qa_outputs|predictions|(discriminator|generator)_\w+|vocab_\w+|(mask|lm)_predictions|decoder)\.|(^|\.)pooler\."
+    r"^(cls|lm_head|qa_outputs|predictions|loss(_fct)?|(discriminator|generator)_\w+|vocab_\w+|(mask|lm)_predictions|decoder)\.|(^|\.)pooler\."
 )
 _CLASSIFIER = re.compile(r"^(classifier|pre_classifier|head|score)\.")
 """Parts of other heads, and of poolers that a head has no use for: left behind by pretraining, or by another task."""

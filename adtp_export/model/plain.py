@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS
+from ..contract import HEAD_EMBEDDING, HEAD_MASKED, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS
 from ..errors import InputError, did_you_mean, ellipsize, quoted
 from . import registry
 from .backbones.base import BIDIRECTIONAL, CAUSAL_FIELD
@@ -209,6 +209,11 @@ def head_of(raw: Mapping[str, Any], path: Path, head: str | None) -> str:
     if stored is not None:
         _check_same(head, stored, path)
         return stored
+    if head is None and any(name.endswith("ForMaskedLM") for name in names):
+        raise InputError(
+            f"{path}: the model is {shown}; type --head {HEAD_MASKED} to fill in masked tokens, {HEAD_SPARSE} for weights of the "
+            f"vocabulary (SPLADE), or {HEAD_EMBEDDING} for vectors"
+        )
     if names and head is None:
         raise InputError(
             f"{path}: the model is {shown}, which does not say what it is to answer with; type: --head NAME, accepted are "

@@ -12,8 +12,10 @@ from typing import Any
 
 import transformers
 from tokenizers import AddedToken, BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
-from tokenizers.processors import RobertaProcessing
+from tokenizers.models import BPE
+from tokenizers.processors import RobertaProcessing, TemplateProcessing
 
+from ..contract import INPUTS, TOKEN_TYPE_IDS
 from ..data.tokenize import reading_texts, taken, tokenized
 from ..data.truncate import prepared
 from ..errors import InputError, MissingDependencyError, ellipsize, quoted
@@ -102,6 +104,8 @@ def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tok
     with _loading(directory):
         _check_kind(directory, found, config)
         tokenizer = prepared(_with_rows(_with_added(makers[found](directory), directory), config.vocab_size))
+        if TOKEN_TYPE_IDS not in (_settings(directory).get("model_input_names") or INPUTS):
+            without_types(tokenizer)
     if (last := max(tokenizer.get_vocab().values(), default=0)) >= config.vocab_size:
         raise InputError(
             f"{directory}: the tokenizer gives ids up to {last}, the model knows {config.vocab_size}; they do not match"
@@ -111,6 +115,8 @@ def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tok
 
 
 _WORD_PIECE = {"Bert", "DistilBert", "Electra", "ConvBert", "MobileBert", "SqueezeBert", "LayoutLM", "RetriBert"}
+_FAMILIES = {"bert", "distilbert", "electra"}
+"""Model types whose tokenizers are of such a kind where none is named."""
 _OWN_FILES = {"vocab.txt": _WORD_PIECE, "merges.txt": {"Roberta", "Bart", "Longformer"}}
 """Files of a tokenizer, and the kinds that are made of them here, as transformers calls their classes."""
 
@@ -120,23 +126,36 @@ def _kind(named: object) -> str:
     return str(named).removesuffix("Fast").removesuffix("Tokenizer")
 
 
-def ignored_settings(directory: Path, tokenizer: Tokenizer, longest: int) -> tuple[str, ...]:
+_OF_NORMALIZER = {
+    "do_lower_case": ("lowercase", "lower-cased"),
+    "strip_accents": ("strip_accents", "stripped of accents"),
+    "tokenize_chinese_chars": ("handle_chinese_chars", "split between Chinese characters"),
+}
+"""Settings of BERT's tokenizers: the field of the normalizer that decides here, and what it says of texts."""
+
+
+def ignored_settings(home: Path, tokenizer: Tokenizer, kind: str, longest: int | None = None) -> tuple[str, ...]:
     """Say which settings of `tokenizer_config.json` are ignored here, and followed by transformers.
 
     Args:
-        longest: tokens that the model reads of a text, or of a window of it.
+        home: directory of the tokenizer. kind: the model's `model_type`. longest: tokens that the model reads of a text, or of a window of
+            it; None where it is the setting's own.
     """
-    settings, told = _settings(directory), []
+    settings, told = _settings(home), []
     if settings.get("truncation_side", "right") != "right":
         told.append("truncation_side is ignored: long texts are cut at the end")
     limit = settings.get("model_max_length")
-    if isinstance(limit, int) and 0 < limit < longest:
+    if longest is not None and isinstance(limit, int) and 0 < limit < longest:
         told.append(f"model_max_length, {limit}, is ignored: texts are read up to {longest} tokens")
-    kind = _kind(settings.get("tokenizer_class"))
-    lower = (json.loads(tokenizer.to_str())["normalizer"] or {}).get("lowercase")
-    if kind in _WORD_PIECE and lower is not None and settings.get("do_lower_case", True) != lower:
-        told.append(f"do_lower_case is ignored: texts are {'' if lower else 'not '}lower-cased, as {TOKENIZER} says")
-    return tuple(f"{directory.name}/{TOKENIZER_SETTINGS}: {each}" for each in told)
+    named = settings.get("tokenizer_class")
+    usual = {"do_lower_case": True} if named else {}
+    normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
+    is_word_piece = _kind(named) in _WORD_PIECE if named else kind in _FAMILIES
+    for name, (own, said) in _OF_NORMALIZER.items() if is_word_piece else ():
+        asked, does = {**usual, **settings}.get(name), normalizer.get(own)
+        if asked is not None and does is not None and asked != does:
+            told.append(f"{name} is ignored: texts are {'' if does else 'not '}{said}, as {TOKENIZER} says")
+    return tuple(f"{home.name}/{TOKENIZER_SETTINGS}: {each}" for each in told)
 
 
 def _check_kind(directory: Path, found: str, config: Any) -> None:
@@ -178,6 +197,12 @@ def _with_added(tokenizer: Tokenizer, directory: Path) -> Tokenizer:
             )
         token = AddedToken(content, **{name: bool(told[name]) for name in flags if name in told})
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
+    for name in (TOKENIZER_SETTINGS, TOKEN_NAMES[0]):  # special ones that are only named get the next ids
+        named = _settings(directory, name).get("additional_special_tokens") or []
+        contents = [each.get("content") if isinstance(each, dict) else each for each in named]
+        tokenizer.add_special_tokens(
+            [each for each in contents if isinstance(each, str) and tokenizer.token_to_id(each) is None]
+        )
     return tokenizer
 
 
@@ -205,6 +230,33 @@ def _with_rows(tokenizer: Tokenizer, rows: int) -> Tokenizer:
 def with_rows(spelled: dict[str, Any], rows: int) -> dict[str, Any]:
     """Return the same of the content of a `tokenizer.json`."""
     return {**spelled, "added_tokens": [token for token in spelled.get("added_tokens", []) if token["id"] < rows]}
+
+
+def without_types(tokenizer: Tokenizer) -> None:
+    """Have a tokenizer give the type 0 to all tokens of a pair, as a model reads them whose inputs have no types."""
+    if tokenizer.post_processor is not None:  # of models without it, none has types
+        untyped = _untyped(json.loads(tokenizer.post_processor.__getstate__()))
+        made = Tokenizer.from_str(json.dumps({**json.loads(Tokenizer(BPE()).to_str()), "post_processor": untyped}))
+        tokenizer.post_processor = made.post_processor
+
+
+def _untyped(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a post-processor as `tokenizer.json` has it, with the type 0 alone."""
+    if state["type"] == "Sequence":
+        return {**state, "processors": [_untyped(each) for each in state["processors"]]}
+    if state["type"] == "TemplateProcessing":
+        sides = {
+            side: [{kind: {**piece, "type_id": 0} for kind, piece in each.items()} for each in state[side]]
+            for side in ("single", "pair")
+        }
+        return {**state, **sides}
+    if state["type"] != "BertProcessing":
+        return state  # RoBERTa's has no types, and others have none to give
+    (first, _), (last, _) = named = [tuple(state[name]) for name in ("cls", "sep")]
+    pair = [first, "$A:0", last, "$B:0", f"{last}:0"]
+    made = TemplateProcessing(single=[first, "$A", last], pair=pair, special_tokens=named)
+    spelled: dict[str, Any] = json.loads(made.__getstate__())
+    return spelled
 
 
 WORDS, UNKNOWN = "a film, and 2 good words", "\u0533\u10e5\u1251"

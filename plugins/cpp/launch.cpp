@@ -94,6 +94,10 @@ std::string launchOne(Kind kind, Call call, Device const& device, void* stream)
     {
         return tooOld(device.architecture, kOldestArchitecture);
     }
+    if (call.sequences < 0)
+    {
+        return "cu_seqlens has no number; accepted is at least one";
+    }
     int64_t const tiles = int64_t{call.tokens} / variant->blockM + call.sequences;
     int64_t const programs = kind == Kind::kRECEIVED ? tiles : tiles * call.numHeads;
     if (programs == 0)

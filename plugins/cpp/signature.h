@@ -56,6 +56,8 @@ inline int64_t sizeOf(std::string const& axis, int64_t texts, int64_t length, in
                            : std::strtoll(axis.c_str(), nullptr, 10);
 }
 
+constexpr size_t kMostAxes = 8; // of an array in TensorRT
+
 // Read an attribute, which has one for each of the plan's inputs or outputs. Empty, or what is wrong.
 inline std::string read(char const* name, std::string const& text, size_t count, std::vector<Said>& said)
 {
@@ -83,6 +85,10 @@ inline std::string read(char const* name, std::string const& text, size_t count,
                 return begin + "'" + word + "'; accepted are numbers, texts, length, tokens and bounds";
             }
             said.back().axes.push_back(word);
+            if (said.back().axes.size() > kMostAxes)
+            {
+                return begin + "more than " + std::to_string(kMostAxes) + " axes";
+            }
         }
     }
     return said.size() == count ? std::string{}

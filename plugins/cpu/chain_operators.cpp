@@ -84,10 +84,9 @@ ort::Operator makeOperator()
         ort::Status* status = api.call<ort::KernelInfoGetInt64>(info, "in_features", &wanted.inFeatures);
         status = status || !Two ? status : api.call<ort::KernelInfoGetInt64>(info, "inner_features", &wanted.innerFeatures);
         status = status ? status : api.call<ort::KernelInfoGetFloat>(info, "epsilon", &wanted.epsilon);
-        if (!status && (wanted.inFeatures < 1 || (Two && wanted.innerFeatures < 1)))
-        {
-            status = refuse(api, kWho, "in_features and inner_features must be at least 1");
-        }
+        char const* const first = wrongSize<Int8>(wanted.inFeatures);
+        char const* const wrong = first || !Two ? first : wrongSize<Int8>(wanted.innerFeatures);
+        status = status || !wrong ? status : refuse(api, kWho, wrong);
         return keep(wanted, status, kWho, kernel);
     };
     made.computeV2 = [](void* kernel, ort::KernelContext* context) {

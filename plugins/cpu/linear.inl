@@ -26,12 +26,13 @@ constexpr int64_t kBf16Bytes = Bf16::kRowBytes / 2; // of a value
 constexpr int64_t kAnyTile = 12; // what tiles of 12, 6 and 4 rows divide
 constexpr float kLeastScale = 1.17549435e-38F; // the smallest normal number: its inverse is finite
 
-// x * (1 + erf(x / sqrt(2))) / 2. erf is Abramowitz and Stegun's 7.1.26, which is off by at most 1.5e-7. NaN stays NaN.
+// x * (1 + erf(x / sqrt(2))) / 2. erf is Abramowitz and Stegun's 7.1.26, which is off by at most 1.5e-7. NaN stays NaN, and so does
+// infinity, whose inverse is none.
 inline Vector gelu(Vector x)
 {
     Vector const one = Vector::of(1.0F);
     Vector const z = abs(x) * Vector::of(0.70710678F);
-    Vector const t = inverse(Vector::multiplyAdd(z, Vector::of(0.3275911F), one));
+    Vector const t = inverse(min(Vector::multiplyAdd(z, Vector::of(0.3275911F), one), Vector::of(1e30F)));
     Vector p = Vector::of(1.061405429F);
     p = Vector::multiplyAdd(p, t, Vector::of(-1.453152027F));
     p = Vector::multiplyAdd(p, t, Vector::of(1.421413741F));

@@ -67,10 +67,8 @@ ort::Operator makeOperator()
         ort::Api const api(table);
         Kernel wanted{api, 0};
         ort::Status* status = api.call<ort::KernelInfoGetInt64>(info, "in_features", &wanted.inFeatures);
-        if (!status && wanted.inFeatures < 1)
-        {
-            status = refuse(api, kWho, "in_features must be at least 1");
-        }
+        char const* const wrong = wrongSize<Int8>(wanted.inFeatures);
+        status = status || !wrong ? status : refuse(api, kWho, wrong);
         return keep(wanted, status, kWho, kernel);
     };
     made.computeV2 = [](void* kernel, ort::KernelContext* context) {

@@ -38,6 +38,16 @@ ort::Element typeOfProduct(size_t i)
     return i == 0 ? ort::kBfloat16 : ort::kFloat;
 }
 
+// Say what is wrong with the number of values that a sum has; null for nothing. Of bytes, more could leave 32 bits.
+template <bool Int8>
+char const* wrongSize(int64_t terms)
+{
+    constexpr int64_t most = INT32_MAX / (255 * 128);
+    return terms < 1 ? "in_features and inner_features must be at least 1"
+        : Int8 && terms > most ? "in_features and inner_features must be at most 65793"
+                               : nullptr;
+}
+
 // Take them; false where they do not fit one another. A single factor is 1: nothing is multiplied then.
 template <bool Int8>
 bool readProduct(Input const* in, int64_t k, Linear& call)

@@ -13,12 +13,12 @@ struct Lanes
     int32_t places[kVectors * kLanes]; // positions
     float from[kVectors * kLanes]; // first and last key that each sees, from the block's first
     float last[kVectors * kLanes]; // exact below 2^24 keys
-    bool consecutive; // positions
+    bool consecutive; // positions, of which some may be equal
     int64_t begin; // keys that all see
     int64_t end;
 
     explicit Lanes(Block const& block)
-        : consecutive(block.positions && block.positions[block.queries - 1] - block.positions[0] == block.queries - 1)
+        : consecutive(block.positions)
         , begin(block.from ? block.from[block.queries - 1] - block.firstKey : 0)
         , end(block.from ? block.to[0] - block.firstKey : block.keys)
     {
@@ -28,6 +28,7 @@ struct Lanes
             places[lane] = block.positions ? block.positions[query] : 0;
             from[lane] = block.from ? static_cast<float>(block.from[query] - block.firstKey) : 0;
             last[lane] = block.from ? static_cast<float>(block.to[query] - block.firstKey - 1) : 0;
+            consecutive = consecutive && (lane == 0 || query < lane || places[lane] == places[lane - 1] + 1);
         }
     }
 };

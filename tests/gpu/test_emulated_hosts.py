@@ -192,6 +192,14 @@ def test_an_older_gpu_is_refused_with_what_is_accepted(cpp_host, tmp_path, emula
     assert found["short"] == "no kernel for sm_75; accepted are GPUs from sm_80 on"
 
 
+def test_bounds_without_a_number_are_refused(cpp_host, tmp_path, emulated_library):
+    host_calls.write(tmp_path, FEW[:1])
+    fields = (tmp_path / "calls.txt").read_text().split()
+    (tmp_path / "calls.txt").write_text(" ".join([*fields[:5], "-1", *fields[6:]]) + "\n")
+    said = execute(cpp_host(), tmp_path, NEWER, emulated_library)
+    assert said == {"short": "cu_seqlens has no number; accepted is at least one"}
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("machine_code")
 @pytest.mark.parametrize("capability", CAPABILITIES)

@@ -274,6 +274,7 @@ def test_a_stream_that_is_being_captured_is_refused(device, built):
             {"outputs": "float32 tokens rows"},
             "outputs: got 'rows'; accepted are numbers, texts, length, tokens and bounds",
         ),
+        ({"outputs": f"float32 {'1 ' * 9}"}, "outputs: got more than 8 axes"),
         ({"outputs": "float32 tokens 64; float32 texts"}, "outputs: got 2; accepted is one for each of the plan's 1"),
         ({"outputs": "int32 tokens 64"}, "outputs: accepted are those of type float32"),
     ],

@@ -111,7 +111,7 @@ def test_a_plain_encoder_needs_a_classifier(plain_bert):
     path = plain_bert / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "architectures": ["BertForMaskedLM"]}))
-    with pytest.raises(InputError, match="the model is BertForMaskedLM, which does not say .* --head NAME"):
+    with pytest.raises(InputError, match="the model is BertForMaskedLM; type --head masked to fill in .*, sparse"):
         load_checkpoint(plain_bert)
     path.write_text(json.dumps(config))
     edit_weights(plain_bert, lambda w: [w.pop(name) for name in ("classifier.weight", "classifier.bias")])

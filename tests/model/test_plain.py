@@ -1,9 +1,6 @@
 """Plain transformers directories: the head that a directory says it has, `--head`, and names of weights."""
 
-import contextlib
 import json
-import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,21 +9,17 @@ import transformers
 from plain_models import CLASSES, SHAPE, add_tokenizer, edit_json, write_plain, write_pruned
 from safetensors.torch import load_file
 from templated_models import write_tokenizer
-from testbed import DEMO
 from tiny_models import edit_weights
-from transformers import CamembertConfig
 
 from adtp_export.data.tokenize import encode
 from adtp_export.data.windows import encode_placed
-from adtp_export.errors import InputError, MissingDependencyError
+from adtp_export.errors import InputError
 from adtp_export.imports import ReadOptions, open_checkpoint
 from adtp_export.model import registry
 from adtp_export.model.config import EmbeddingSettings
 from adtp_export.model.plain import check_code, head_of
 from adtp_export.model.tokenizer import load_tokenizer
 from adtp_export.pipeline.companions import write_companions
-
-NORMALIZER = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
 
 HEADS = [name for name in registry.HEADS if name in CLASSES]
 """Those that a class of transformers says."""
@@ -269,47 +262,6 @@ def test_a_tokenizer_that_adds_no_token(tmp_path):
         load_tokenizer(tmp_path, transformers.BertConfig(**shape))
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
-        (
-            "bert",
-            {"tokenizer_class": "BertJapaneseTokenizer"},
-            "vocab.txt is of BertJapaneseTokenizer; made of it here",
-        ),
-        ("bert", {"auto_map": {"AutoTokenizer": ["t.T", None]}}, "it has code of its own, which is not run"),
-        ("mpnet", {}, "vocab.txt is of MPNetTokenizer; .* Save a tokenizer.json"),
-        ("bert", {"tokenizer_class": "BertTokenizerFast"}, None),
-        ("bert", {}, None),
-    ],
-)
-def test_files_of_other_tokenizers_are_not_read_as_those_of_bert(tmp_path, kind, settings, message):
-    shutil.copy(DEMO / "vocab.txt", tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    config = transformers.AutoConfig.for_model(kind, vocab_size=2000)
-    with contextlib.nullcontext() if message is None else pytest.raises(InputError, match=message):
-        load_tokenizer(tmp_path, config)
-
-
-@pytest.mark.parametrize("whole", [True, False], ids=["tokenizer.json", "vocab.txt"])
-@pytest.mark.parametrize("file", ["added_tokens.json", "tokenizer_config.json"])
-def test_added_tokens_that_stand_beside_a_tokenizer_are_added(tmp_path, file, whole):
-    shutil.copy(DEMO / ("tokenizer.json" if whole else "vocab.txt"), tmp_path)
-    config = transformers.BertConfig(vocab_size=2000)
-    free = load_tokenizer(tmp_path, config).get_vocab_size()
-
-    def write(number):
-        token = {"content": "[E1]", "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        written = {"[E1]": number} if file == "added_tokens.json" else {"added_tokens_decoder": {str(number): token}}
-        (tmp_path / file).write_text(json.dumps(written))
-
-    write(free)
-    assert load_tokenizer(tmp_path, config).encode("a [E1] film", add_special_tokens=False).ids[1] == free
-    write(free + 1)
-    with pytest.raises(InputError, match=rf"the token '\[E1\]' has the id {free + 1}, and the next free one is {free}"):
-        load_tokenizer(tmp_path, config)
-
-
 def test_labels_are_of_classifiers_alone(tmp_path):
     for head in HEADS:
         out = tmp_path / f"{head}-out"
@@ -319,36 +271,6 @@ def test_labels_are_of_classifiers_alone(tmp_path):
         assert ("id2label" in written) == (head in ("sequence", "tokens"))
         assert written["architectures"] == [CLASSES[head]]
         assert written["adtp"]["head"] == head
-
-
-def test_the_message_for_a_missing_package_names_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)  # hidden, where it is installed
-    (tmp_path / "sentencepiece.bpe.model").write_bytes(b"")
-    config = CamembertConfig(vocab_size=9)
-    with pytest.raises(MissingDependencyError, match="type: pip install sentencepiece$"):
-        load_tokenizer(tmp_path, config)
-
-
-def test_settings_of_a_tokenizer_that_are_ignored_are_told(plain_bert):
-    """These settings decide what transformers' tokenizers read, and are not followed here."""
-    assert open_checkpoint(plain_bert).notes == ()
-    settings = plain_bert / "tokenizer_config.json"
-    edit_json(settings, truncation_side="left", model_max_length=64, do_lower_case=False)
-    side, limit, case = (
-        note.removeprefix("plain/tokenizer_config.json: ") for note in open_checkpoint(plain_bert).notes
-    )
-    assert side == "truncation_side is ignored: long texts are cut at the end"
-    assert limit == "model_max_length, 64, is ignored: texts are read up to 128 tokens"
-    assert case == "do_lower_case is ignored: texts are lower-cased, as tokenizer.json says"
-    edit_json(settings, tokenizer_class="PreTrainedTokenizerFast")  # which does not read do_lower_case either
-    assert len(open_checkpoint(plain_bert).notes) == 2
-    edit_json(
-        settings, truncation_side="right", model_max_length=10**30, do_lower_case=None, tokenizer_class="BertTokenizer"
-    )
-    assert open_checkpoint(plain_bert).notes == ()
-    edit_json(plain_bert / "tokenizer.json", normalizer={"type": "BertNormalizer", "lowercase": False, **NORMALIZER})
-    (case,) = open_checkpoint(plain_bert).notes  # BertTokenizer lower-cases unless it is told not to
-    assert case.endswith("do_lower_case is ignored: texts are not lower-cased, as tokenizer.json says")
 
 
 def test_windows_of_questions_are_no_longer_than_the_tokenizer_says(tmp_path):

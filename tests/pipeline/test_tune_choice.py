@@ -15,19 +15,16 @@ from adtp_export.cli.console import Console
 from adtp_export.errors import InputError
 from adtp_export.pipeline.tune import choice
 from adtp_export.pipeline.tune import times as tune_times
-from adtp_export.pipeline.tune.choice import Candidate, Confirmed, choose, confirm, going_on, meets, standard_error
-from adtp_export.pipeline.tune.plan import RUNGS, Plan, Rates, make_plan, seconds_for
-from adtp_export.pipeline.tune.rows import (
-    CONFIRM,
-    DISAGREEMENT,
-    SURE,
-    groups_of,
-    halves,
-    least_needed,
-    needed,
-    parted,
-    resolved,
+from adtp_export.pipeline.tune.choice import (
+    Candidate,
+    Confirmed,
+    choose,
+    confirm,
+    going_on,
+    meets,
+    standard_error,
 )
+from adtp_export.pipeline.tune.plan import RUNGS, Plan, Rates, make_plan, seconds_for
 from adtp_export.pipeline.tune.shapes import RETENTIONS, Arm, Table, Time, fastest_of, levels
 from adtp_export.report.tuned import cells, render
 
@@ -324,35 +321,6 @@ def test_page_and_screen_tell_all_candidates(capsys):
     assert "Each bound holds with 95%, for all candidates together" in render(recorded([], None, 2.0), "m")
 
 
-@given(st.lists(st.integers(0, 30), min_size=2, max_size=200), st.integers(0, 5))
-def test_no_group_is_in_both_halves(numbers, seed):
-    groups = np.unique(numbers, return_inverse=True)[1]
-    chosen, rest = halves(groups, seed)
-    assert sorted([*chosen, *rest]) == list(range(len(groups)))
-    assert not set(groups[chosen]) & set(groups[rest])
-    drawn, _ = parted(groups, CONFIRM, seed)
-    largest = np.bincount(groups).max()
-    assert CONFIRM * len(groups) <= len(drawn) < CONFIRM * len(groups) + largest
-
-
-def test_pairs_of_one_first_text_are_one_group():
-    pairs = [(f"a long premise, number {i} of them", f"hypothesis {i} {j}") for i in range(4) for j in range(3)]
-    assert groups_of(pairs).tolist() == [i for i in range(4) for _ in range(3)]
-    assert groups_of([["one", "two"], ["one", "three"]]).tolist() == [0, 1]  # words of two sentences
-
-
-@pytest.mark.parametrize("drop", [0.5, 1.0, 5.0])
-def test_fewer_rows_than_a_proof_takes_prove_nothing(drop):
-    """Not even where a student answers every confirming row as the model does, and by itself."""
-    rows = round(CONFIRM * least_needed(drop))
-    enough, few = (
-        confirm([np.zeros(count)], np.arange(count), drop)[0] for count in (round(1.1 * rows), round(0.9 * rows))
-    )
-    assert enough.proven
-    assert few.bound > drop
-    assert not few.proven
-
-
 def test_precisions_are_those_of_the_stored_times(monkeypatch):
     table = times()
     alone = Table(time for time in table.times if time.precision == "fp32")
@@ -363,11 +331,3 @@ def test_precisions_are_those_of_the_stored_times(monkeypatch):
     assert tune_times.precisions_of(table, ["fp32"]) == ("fp32",)
     with pytest.raises(InputError, match="has times in INT8, which cannot run here now: they do not load"):
         tune_times.precisions_of(table, BOTH)
-
-
-def test_rows_that_a_proof_takes_are_enough_for_one():
-    rows = needed(1.0)
-    assert 7_000 < rows < 7_500
-    confirming = math.ceil(CONFIRM * rows)
-    assert resolved(confirming) <= 1.0 < resolved(confirming - 2)
-    assert 100 * SURE * math.sqrt(DISAGREEMENT / confirming) < resolved(confirming)

@@ -165,6 +165,12 @@ def test_positions_that_are_none_are_refused(kernel, bad):
         kernel(*inputs, **form)
 
 
+@pytest.mark.parametrize("heads", [1, 3])
+def test_positions_that_repeat(kernel, heads):
+    """A gap and two equal ones may leave the ends as far apart as the tokens are."""
+    check(kernel, *make([[0, 0, 2, 3], [5, 7, 7, 8], [3] * 20, [*range(40), 39, 41]], "relative", heads))
+
+
 def test_positions_far_apart(kernel):
     """Differences of positions are taken where they do not overflow."""
     inputs, form = make([[0, 1, 2**31 - 2, 2**31 - 1]], "window 1")

@@ -126,6 +126,15 @@ def test_a_number_that_is_none_stays_in_its_row(kernel, precision, gelu, wrong, 
     np.testing.assert_array_equal(np.delete(after, 4, 0), np.delete(before, 4, 0))
 
 
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_the_gelu_of_infinity_is_infinity(kernel, precision):
+    x, weight, bias = make_product(3, 16, 40)
+    bias[[0, 17, 39]] = np.inf
+    found = kernel(x, constants(precision, weight), bias, True)
+    assert (found[:, [0, 17, 39]] == np.inf).all()
+    assert np.isfinite(np.delete(found, [0, 17, 39], 1)).all()
+
+
 def test_no_pair_of_products_saturates(kernel):
     """vpmaddubsw, which processors without VNNI have, adds 255 * 127 twice in 16 bits."""
     x = np.full((3, 64), 1.0, np.float32)

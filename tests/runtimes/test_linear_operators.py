@@ -1,5 +1,6 @@
 """Products in lower precision in ONNX Runtime, as operators and as the portable bodies; and the two walls that bodies avoid."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -249,6 +250,15 @@ def test_wrong_shapes_are_errors(operators_library, precision):
         tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array[:-1]), key))
         with pytest.raises(Exception, match="do not fit one another"):
             session(model, operators_library).run(None, {"x": x})
+
+
+@pytest.mark.parametrize("precision", OPERATORS)
+def test_sums_of_bytes_that_may_leave_32_bits_are_an_error(operators_library, precision):
+    _, weight, bias = make_product(1, 65_794, 16)
+    refused = pytest.raises(Exception, match="in_features and inner_features must be at most 65793")
+    with refused if precision == "int8" else contextlib.nullcontext():
+        session(one_product(precision, weight, bias), operators_library)
+    session(one_product(precision, weight[:, 1:], bias), operators_library)
 
 
 def test_openvino_runs_the_bodies(tmp_path):

@@ -120,7 +120,7 @@ def _previous(out: Path, checkpoint: Checkpoint) -> Manifest:
     if previous.checkpoint["sha256"] != checkpoint.sha256:
         raise InputError(f"--update: {out} was exported from another checkpoint; use --force to replace it")
     for name, value in checkpoint.describe().items():  # what an option decides is in no file of the checkpoint
-        if previous.checkpoint.get(name, value) != value:
+        if name != "name" and previous.checkpoint.get(name, value) != value:  # a folder may be called otherwise now
             raise InputError(
                 f"--update: {out} was exported with {name} {quoted(previous.checkpoint[name])}, and this is {quoted(value)}; "
                 "use --force to replace it"

@@ -47,8 +47,9 @@ class Search:
         alive, ended = [list(level.arms) for level in plan.levels], list[Trial]()
         for rung, rows in enumerate(plan.rungs):
             found = [[self._train(arm, rows, steps) for arm in arms] for arms in alive]
-            if rung:  # a student of fewer rows is no better
-                before = (self.trials.name_of(arm, plan.rungs[rung - 1]) for arms in alive for arm in arms)
+            if rung:  # a student of fewer rows is no better, unless training diverged
+                learned = (trial.arm for trials in found for trial in trials if not trial.diverged)
+                before = [self.trials.name_of(arm, plan.rungs[rung - 1]) for arm in learned]
                 self._forget(self.trials.done[name] for name in before)
             if rung == len(plan.rungs) - 1:
                 return [*ended, *(trial for trials in found for trial in trials)]

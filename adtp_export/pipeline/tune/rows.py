@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,9 @@ from ...training.data import Table
 from ...training.objectives import for_head
 from ...training.settings import TrainOptions
 from ...training.task import Task, choose_head, make_task
-from .options import TuneOptions
+from .choice import ALPHA
+from .options import INT8, TuneOptions
+from .plan import SHORTLIST
 
 HELD_OUT = 0.2
 """Of the training rows, where no dev rows are given."""
@@ -27,10 +31,8 @@ CONFIRM = 0.4
 """Of the dev rows: they are looked at once, when all is chosen."""
 DISAGREEMENT = 0.1
 """Share of the rows on which a student and its teacher are not alike right, as students of one point less were found to be."""
-SURE = 1.645
-"""Standard errors of a one-sided bound of 95%."""
-UNCHANGED = math.log(1 / 0.05)
-"""The bound of 95% on what is lost, times the rows, where no answer becomes worse: Gaffke's, to the first order."""
+TOO_LARGE = 0.05
+"""Of all rows, by how many a part may exceed its share."""
 LEAST = 20
 """Groups of rows, below which no share of them says anything."""
 
@@ -135,13 +137,18 @@ def halves(groups: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def parted(groups: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw whole groups until they hold a share of the rows; return the numbers of their rows and of all others, ascending."""
+    """Draw whole groups until they hold a share of the rows; return the numbers of their rows and of all others, ascending.
+
+    A group that is much too large for what is left of the share stays among the others, unless there is none but such.
+    """
     order = list(range(groups.max() + 1))
     random.Random(seed).shuffle(order)
-    sizes = np.bincount(groups)
-    before = np.cumsum(sizes[order]) - sizes[order]
-    drawn = {group for group, rows in zip(order, before) if rows < share * len(groups)}
-    inside = np.isin(groups, list(drawn))
+    sizes, wanted, drawn, held = np.bincount(groups), share * len(groups), list[int](), 0
+    for group in order:
+        if held < wanted and held + sizes[group] <= wanted + TOO_LARGE * len(groups):
+            drawn.append(group)
+            held += sizes[group]
+    inside = np.isin(groups, drawn or [min(order, key=lambda group: sizes[group])])
     return np.flatnonzero(inside), np.flatnonzero(~inside)
 
 
@@ -150,25 +157,32 @@ def renumbered(groups: np.ndarray) -> np.ndarray:
     return np.unique(groups, return_inverse=True)[1]
 
 
-def needed(drop: float) -> int:
-    """Return how many independent dev rows it takes to prove that a student loses at most `drop` points, if it changes a `DISAGREEMENT`.
-
-    So many do for one that loses as many answers as it gains, and is the last to be proven.
-    """
-    share = drop / 100
-    root = (SURE * math.sqrt(DISAGREEMENT) + math.sqrt(SURE**2 * DISAGREEMENT + 4 * share)) / (2 * share)
-    return math.ceil(root**2 / CONFIRM)  # of the confirming rows `resolved`
+def worth(groups: np.ndarray) -> float:
+    """Return how many rows of their own ``groups (rows,)`` are worth: so many groups would be there, were each as large as that of a row
+    that is drawn at random."""
+    return float(1 / np.square(np.bincount(groups) / len(groups)).sum())
 
 
-def resolved(rows: int) -> float:
-    """Return the points that so many rows tell apart, with a certainty of 95%: a bound counts one more row, which is lost."""
-    rows = max(rows, 1)
-    return 100 * (SURE * math.sqrt(DISAGREEMENT / rows) + 1 / rows)
+def resolved(rows: float, candidates: int = 1) -> float:
+    """Return the points that so many rows tell apart with a certainty of 95%, for all candidates together. A student changes
+    `DISAGREEMENT` of the answers, and a bound counts one more row, which is lost."""
+    return 100 * (NormalDist().inv_cdf(1 - ALPHA / candidates) * math.sqrt(DISAGREEMENT / rows) + 1 / rows)
 
 
-def least_needed(drop: float) -> int:
-    """Return how many dev rows it takes to prove that a student loses at most `drop` points, if it answers all rows as its teacher does."""
-    return math.ceil(UNCHANGED / (drop / 100) / CONFIRM)
+def needed(drop: float, candidates: int = 1) -> int:
+    """Return how many confirmation rows it takes to prove that a student loses at most `drop` points, where it loses as many answers as
+    it gains, and none of the other candidates is proven."""
+    return bisect.bisect_left(range(10**9), -drop, lo=1, key=lambda rows: -resolved(rows, candidates))
+
+
+def least_needed(drop: float, candidates: int = 1) -> int:
+    """Return how many it takes for the first of some candidates, where no answer becomes worse: Gaffke's bound, to the first order."""
+    return math.ceil(math.log(candidates / ALPHA) / (drop / 100))
+
+
+def candidates_of(chosen: TuneOptions) -> int:
+    """Return how many candidates are confirmed at most: students, and the model in INT8."""
+    return SHORTLIST + (INT8 in chosen.formats)
 
 
 def check_enough(groups: np.ndarray, halved: Sequence[np.ndarray], chosen: TuneOptions) -> None:
@@ -183,32 +197,39 @@ def check_enough(groups: np.ndarray, halved: Sequence[np.ndarray], chosen: TuneO
             f"--dev: {rows[0]} rows to choose on and {rows[1]} to confirm on, in {apart[0]} and {apart[1]} groups of texts that do not "
             f"overlap; at least {LEAST} groups of each are needed. Give more texts"
         )
-    drop = chosen.drop
-    if chosen.strict and drop is not None and sum(rows) < least_needed(drop):
+    drop, count, own = chosen.drop, candidates_of(chosen), worth(groups[halved[1]])
+    if chosen.strict and drop is not None and own < (least := least_needed(drop, count)):
+        holds = math.ceil(10 * 100 * math.log(count / ALPHA) / own) / 10
         raise InputError(
-            f"--dev: {sum(rows)} rows cannot prove that at most {drop:g} points are lost. That takes at least {least_needed(drop):,}, even "
-            "for a student that answers all of them as MODEL does. Give more rows, leave --strict out, or type --max-drop "
-            f"{least_drop(sum(rows)):.1f}"
+            f"--dev: its {rows[1]} rows to confirm on, {counted(rows[1], own)}, cannot prove that at most {drop:g} points are lost. That "
+            f"takes at least {least:,}, or {math.ceil(least / CONFIRM):,} dev rows, even for a student that answers all of them as MODEL "
+            f"does. Give more rows, leave --strict out, or type --max-drop {holds:.1f}"
         )
 
 
-def least_drop(rows: int) -> float:
-    """Return the smallest drop that so many dev rows can prove, rounded up to tenths."""
-    return math.ceil(10 * 100 * UNCHANGED / (CONFIRM * rows)) / 10
+def counted(rows: int, own: float) -> str:
+    """Say what overlapping rows are worth."""
+    return f"which count as {own:,.0f} that do not overlap" if own < 0.95 * rows else "which do not overlap"
 
 
-def what_rows_show(choose: int, confirm: int, drop: float | None) -> str:
-    """Say what the dev rows resolve."""
+def what_rows_show(groups: Mapping[str, np.ndarray], drop: float | None, candidates: int) -> str:
+    """Say what the dev rows resolve.
+
+    Args:
+        groups: of "dev" and "test", by row.
+    """
+    (choose, own), (confirm, confirming) = ((len(found), worth(found)) for found in (groups["dev"], groups["test"]))
     said = (
-        f"{choose:,} dev rows to choose on tell students apart by some {resolved(choose):.1f} points, and {confirm:,} rows to confirm on "
-        f"bound a drop to within {resolved(confirm):.1f} points"
+        f"{choose:,} dev rows to choose on, {counted(choose, own)}, tell students apart by some {resolved(own):.1f} points, and "
+        f"{confirm:,} rows to confirm on, {counted(confirm, confirming)}, bound a drop to within "
+        f"{resolved(confirming, candidates):.1f} points"
     )
-    if drop is None or choose + confirm >= needed(drop):
+    if drop is None or confirming >= (wanted := needed(drop, candidates)):
         return said
-    proof, few = f"to prove a drop of at most {drop:g} takes", least_needed(drop)
-    if choose + confirm < few:
-        return f"{said}: {proof} at least {few:,} dev rows, so a student can be likely at best"
-    return f"{said}: {proof} some {needed(drop):,} dev rows for a student that changes a tenth of the answers, and fewer if it changes less"
+    proof, few = f"to prove a drop of at most {drop:g} takes", least_needed(drop, candidates)
+    if confirming < few:
+        return f"{said}: {proof} at least {few:,} of the latter, so a student can be likely at best"
+    return f"{said}: {proof} some {wanted:,} of the latter for a student that changes a tenth of the answers, and fewer if it changes less"
 
 
 def what_was_cut(task: Task) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...environment import commit, cpu, versions
+from ...environment import commit, cpu, fingerprint, versions
 from ...io import read_json, written_whole
 from ...report import tuned
 from ...training.evaluate import ask, check_order
@@ -23,7 +23,7 @@ from .choice import NEAREST, Candidate, choose, meets
 from .options import TuneOptions
 from .plan import Plan, make_plan, measure_rates
 from .race import Search
-from .rows import Rows, what_rows_show, what_was_cut
+from .rows import Rows, candidates_of, what_rows_show, what_was_cut
 from .shapes import Table, fastest_of, levels
 from .trials import Trials
 
@@ -44,7 +44,7 @@ class Run:
         self._check_order()
         self.precisions, told = times.precisions_here(chosen.formats)
         self.rounds = times.workload(chosen.workload, task)
-        self.shows = what_rows_show(len(task.tables["dev"]), len(task.tables["test"]), chosen.drop)
+        self.shows = what_rows_show(rows.groups, chosen.drop, candidates_of(chosen))
         for note in (str(task), self.shows, told, what_was_cut(task)):
             if note:
                 steps.note(note)
@@ -62,8 +62,14 @@ class Run:
         stored = work / directory.TABLE
         if not stored.exists():
             timed, trace_s = self._time_shapes()
-            directory.write(stored, {"trace_s": trace_s, "workload": self.rounds.name, "times": timed.to_json()})
+            of = {"workload": self.rounds.name, "device": cpu(0), "fingerprint": fingerprint()}
+            directory.write(stored, {"trace_s": trace_s, **of, "times": timed.to_json()})
         document = read_json(stored)
+        self.device = document.get("device", cpu(0))  # earlier versions did not say
+        if document.get("fingerprint", fingerprint()) != fingerprint():
+            self.steps.note(
+                f"shapes were timed on another machine ({self.device['model']}); times of this one may differ"
+            )
         self.table = Table.of(document["times"])
         here, self.precisions = self.precisions, times.precisions_of(self.table, self.chosen.formats)
         if here != self.precisions:
@@ -120,13 +126,14 @@ class Run:
         """Go through all phases; return the results. `finished`: it was all trained before."""
         work = self.out / directory.WORK
         self.prepared(work)
-        trials = Trials(self.out, self.out / directory.WORK, self.teacher, self.rows)
+        trials = Trials(self.out, work, self.teacher, self.rows)
         self.search_of = search = Search(trials, self.table, self.precisions, self.chosen.drop, self.chosen.speedup)
         if not self.possible:
             return self._finish({}, [])
         exports.export_all({exports.MODEL: Path(self.chosen.model)}, self.chosen, self.precisions, work, self.steps)
-        with self.steps.step("teacher_s", "asking the teacher, and attributing its answers to tokens") as progress:
-            trials.ask(max(self.plan.rungs, default=1), Audience(progress, self.steps.note))
+        text = "asking the teacher" + ("" if finished else ", and attributing its answers to tokens")
+        with self.steps.step("teacher_s", text) as progress:
+            trials.ask(0 if finished else max(self.plan.rungs, default=1), Audience(progress, self.steps.note))
         if not finished:
             search.run(self.plan, self.steps)
         return self._end(search)
@@ -167,7 +174,7 @@ class Run:
                 for each in tried
             ],
             "durations_s": self.steps.durations_s,
-            "device": cpu(0),
+            "device": self.device,
             "versions": versions(),
             "commit": commit(),
         }

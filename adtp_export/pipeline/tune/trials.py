@@ -99,6 +99,7 @@ class Trials:
         random.Random(self.task.settings.seed).shuffle(order)
         self.order = order
         self.done = self._read()
+        self.parts: dict[str, Examples] = {}
         self.teacher_score: dict[str, np.ndarray] = {}
 
     def _read(self) -> dict[str, Trial]:
@@ -122,11 +123,12 @@ class Trials:
         return {trial.name: trial for trial in trials}
 
     def ask(self, rows: int, audience: Audience) -> None:
-        """Have the teacher explain the first so many training rows, which is read where it is known, and answer the others."""
+        """Have the teacher explain the first so many training rows, if any, which is read where it is known, and answer the others."""
         asked = self._settled(Arm(1, "0.ffn", 0.5))  # of a method that learns from attribution
         task, cache = dataclasses.replace(self.task, settings=asked), self.work / VIEWS
-        train = self.task.parts["train"].some(self.order[: min(rows, len(self.order))])
-        self.parts = {"train": explained(self.teacher, train, task, cache, audience)}
+        if rows:
+            train = self.task.parts["train"].some(self.order[: min(rows, len(self.order))])
+            self.parts["train"] = explained(self.teacher, train, task, cache, audience)
         for part in ("dev", "test"):
             examples, objective = self.task.parts[part], self.task.objective
             answers, _ = ask(self.teacher, examples, objective, received=False)

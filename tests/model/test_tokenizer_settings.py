@@ -1,0 +1,152 @@
+"""Settings and files of a tokenizer: which are followed, as transformers does, and which are told."""
+
+import contextlib
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+import transformers
+from plain_models import edit_json, write_plain
+from testbed import DEMO
+from tokenizers import Tokenizer
+from tokenizers.processors import BertProcessing, Sequence, TemplateProcessing
+from transformers import CamembertConfig
+
+from adtp_export.data.tokenize import encode, pad
+from adtp_export.errors import InputError, MissingDependencyError
+from adtp_export.imports import open_checkpoint
+from adtp_export.model.tokenizer import load_tokenizer
+from adtp_export.training.models import load_tokenizer as load_for_training
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (
+            "bert",
+            {"tokenizer_class": "BertJapaneseTokenizer"},
+            "vocab.txt is of BertJapaneseTokenizer; made of it here",
+        ),
+        ("bert", {"auto_map": {"AutoTokenizer": ["t.T"]}}, "it has code of its own, which is not run"),
+        ("mpnet", {}, "vocab.txt is of MPNetTokenizer; .* Save a tokenizer.json"),
+        ("bert", {"tokenizer_class": "BertTokenizerFast"}, None),
+        ("bert", {}, None),
+    ],
+)
+def test_files_of_other_tokenizers_are_not_read_as_those_of_bert(tmp_path, kind, settings, message):
+    shutil.copy(DEMO / "vocab.txt", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    config = transformers.AutoConfig.for_model(kind, vocab_size=2000)
+    with contextlib.nullcontext() if message is None else pytest.raises(InputError, match=message):
+        load_tokenizer(tmp_path, config)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["tokenizer.json", "vocab.txt"])
+@pytest.mark.parametrize("file", ["added_tokens.json", "tokenizer_config.json"])
+def test_added_tokens_that_stand_beside_a_tokenizer_are_added(tmp_path, file, whole):
+    shutil.copy(DEMO / ("tokenizer.json" if whole else "vocab.txt"), tmp_path)
+    config = transformers.BertConfig(vocab_size=2000)
+    free = load_tokenizer(tmp_path, config).get_vocab_size()
+
+    def write(number):
+        token = {"content": "[E1]", "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        written = {"[E1]": number} if file == "added_tokens.json" else {"added_tokens_decoder": {str(number): token}}
+        (tmp_path / file).write_text(json.dumps(written))
+
+    write(free)
+    assert load_tokenizer(tmp_path, config).encode("a [E1] film", add_special_tokens=False).ids[1] == free
+    write(free + 1)
+    with pytest.raises(InputError, match=rf"the token '\[E1\]' has the id {free + 1}, and the next free one is {free}"):
+        load_tokenizer(tmp_path, config)
+
+
+def test_the_message_for_a_missing_package_names_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)  # hidden, where it is installed
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(b"")
+    config = CamembertConfig(vocab_size=9)
+    with pytest.raises(MissingDependencyError, match="type: pip install sentencepiece$"):
+        load_tokenizer(tmp_path, config)
+
+
+def test_settings_of_a_tokenizer_that_are_ignored_are_told(plain_bert):
+    """These settings decide what transformers' tokenizers read, and are not followed here."""
+    assert open_checkpoint(plain_bert).notes == ()
+    settings = plain_bert / "tokenizer_config.json"
+    edit_json(settings, truncation_side="left", model_max_length=64, do_lower_case=False)
+    side, limit, case = (
+        note.removeprefix("plain/tokenizer_config.json: ") for note in open_checkpoint(plain_bert).notes
+    )
+    assert side == "truncation_side is ignored: long texts are cut at the end"
+    assert limit == "model_max_length, 64, is ignored: texts are read up to 128 tokens"
+    assert case == "do_lower_case is ignored: texts are lower-cased, as tokenizer.json says"
+    edit_json(settings, tokenizer_class="PreTrainedTokenizerFast")  # which does not read do_lower_case either
+    assert len(open_checkpoint(plain_bert).notes) == 2
+    edit_json(
+        settings, truncation_side="right", model_max_length=10**30, do_lower_case=None, tokenizer_class="BertTokenizer"
+    )
+    assert open_checkpoint(plain_bert).notes == ()
+    edit_json(plain_bert / "tokenizer.json", normalizer={"type": "BertNormalizer", "lowercase": False, **NORMALIZER})
+    (case,) = open_checkpoint(plain_bert).notes  # BertTokenizer lower-cases unless it is told not to
+    assert case.endswith("do_lower_case is ignored: texts are not lower-cased, as tokenizer.json says")
+
+
+NORMALIZER = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+TEMPLATE = TemplateProcessing(
+    single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+)
+
+
+@pytest.mark.parametrize("processor", [TEMPLATE, Sequence([TEMPLATE]), BertProcessing(("[SEP]", 3), ("[CLS]", 2))])
+@pytest.mark.parametrize("typed", [True, False])
+def test_pairs_have_types_where_the_tokenizer_says_that_the_model_reads_them(tmp_path, processor, typed):
+    """transformers leaves out what `model_input_names` does not name, and BERT then takes 0 for all tokens."""
+    model = write_plain(tmp_path / "model", "sequence")
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.post_processor = processor
+    tokenizer.save(str(model / "tokenizer.json"))
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if typed else [])]
+    (model / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "model_input_names": names})
+    )
+    checkpoint = open_checkpoint(model)
+    pairs = [("a film", "great great film"), ("a", "b")]
+    batch = pad(encode(checkpoint.tokenizer, pairs, 32), checkpoint.student.pad_id, checkpoint.student.input_names)
+    asked = transformers.AutoTokenizer.from_pretrained(model)(*zip(*pairs), padding=True, return_tensors="pt")
+    assert bool(batch["token_type_ids"].any()) == typed == ("token_type_ids" in asked)
+    expected = transformers.AutoModelForSequenceClassification.from_pretrained(model).eval()(**asked).logits
+    found = checkpoint.student(**{name: torch.tensor(values) for name, values in batch.items()}).logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    trained = pad(encode(load_for_training(str(model)).backend_tokenizer, pairs, 32), 0, batch.keys())
+    assert all((trained[name] == batch[name]).all() for name in batch)
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_special_tokens_that_are_only_named_are_added(tmp_path, file):
+    shutil.copy(DEMO / "tokenizer.json", tmp_path)
+    config = transformers.BertConfig(vocab_size=2000)
+    free = load_tokenizer(tmp_path, config).get_vocab_size()
+    named = {"additional_special_tokens": ["[E1]", {"content": "[E2]", "lstrip": False}, "[SEP]"]}
+    (tmp_path / file).write_text(json.dumps(named))
+    assert load_tokenizer(tmp_path, config).encode("[E1][E2]", add_special_tokens=False).ids == [free, free + 1]
+    small = transformers.BertConfig(vocab_size=free)  # which knows neither
+    assert load_tokenizer(tmp_path, small).get_vocab_size() == free
+
+
+def test_ignored_settings_of_sentence_transformers_are_told(tmp_path):
+    model = write_plain(tmp_path / "model", "embedding")
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    (model / "modules.json").write_text(json.dumps(modules))
+    (model / "1_Pooling").mkdir()
+    (model / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    settings = {"do_lower_case": False, "truncation_side": "left", "model_max_length": 16}
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    checkpoint = open_checkpoint(model)
+    assert checkpoint.max_tokens == 16
+    side, case = [note for note in checkpoint.notes if "is ignored" in note]
+    assert "truncation_side is ignored" in side
+    assert "do_lower_case is ignored" in case

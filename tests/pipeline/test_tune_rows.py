@@ -1,0 +1,94 @@
+"""Rows that `adtp-tune` chooses and confirms on: apart in groups, and what they can prove."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adtp_export.benchmarking.paired import means_at_most
+from adtp_export.pipeline.tune.choice import ALPHA, confirm
+from adtp_export.pipeline.tune.rows import (
+    CONFIRM,
+    DISAGREEMENT,
+    TOO_LARGE,
+    groups_of,
+    halves,
+    least_needed,
+    needed,
+    parted,
+    resolved,
+    worth,
+)
+
+
+@given(st.lists(st.integers(0, 30), min_size=2, max_size=200), st.integers(0, 5))
+def test_no_group_is_in_both_halves(numbers, seed):
+    groups = np.unique(numbers, return_inverse=True)[1]
+    chosen, rest = halves(groups, seed)
+    assert sorted([*chosen, *rest]) == list(range(len(groups)))
+    assert not set(groups[chosen]) & set(groups[rest])
+    drawn, others = parted(groups, CONFIRM, seed)
+    sizes, wanted, most = np.bincount(groups), CONFIRM * len(groups), (CONFIRM + TOO_LARGE) * len(groups)
+    assert len(drawn) <= most or len(drawn) == sizes.min()
+    assert len(drawn) >= wanted or all(len(drawn) + sizes[group] > most for group in groups[others])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_large_group_does_not_swallow_a_part(seed):
+    groups = np.array([0] * 700 + [*range(1, 301)])
+    drawn, rest = parted(groups, 0.2, seed)
+    assert (len(drawn), len(rest)) == (200, 800)
+
+
+def test_pairs_of_one_first_text_are_one_group():
+    pairs = [(f"a long premise, number {i} of them", f"hypothesis {i} {j}") for i in range(4) for j in range(3)]
+    assert groups_of(pairs).tolist() == [i for i in range(4) for _ in range(3)]
+    assert groups_of([["one", "two"], ["one", "three"]]).tolist() == [0, 1]  # words of two sentences
+
+
+@pytest.mark.parametrize("drop", [0.5, 1.0, 5.0])
+def test_fewer_rows_than_a_proof_takes_prove_nothing(drop):
+    """Not even where a student answers every confirming row as the model does, and by itself."""
+    rows = least_needed(drop)
+    enough, few = (
+        confirm([np.zeros(count)], np.arange(count), drop)[0] for count in (round(1.1 * rows), round(0.9 * rows))
+    )
+    assert enough.proven
+    assert few.bound > drop
+    assert not few.proven
+
+
+def test_rows_that_a_proof_takes_are_enough_for_one():
+    confirming = needed(1.0)
+    assert 2_900 < confirming < 2_950
+    assert needed(1.0, 4) == pytest.approx(1.8 * confirming, rel=0.01)
+    assert resolved(confirming) <= 1.0 < resolved(confirming - 1)
+    assert 100 * 1.645 * math.sqrt(DISAGREEMENT / confirming) < resolved(confirming)
+
+
+@pytest.mark.parametrize("candidates", [1, 4])
+def test_overlapping_rows_prove_as_little_as_those_that_they_are_worth(candidates):
+    """Of students that lose nothing: the bound is that of so many single rows, also where groups have unequal sizes."""
+    sizes = np.array([1] * 150 + [4] * 40 + [20] * 12)
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    own = worth(groups)
+    assert own < len(sizes) < len(groups)
+    assert worth(np.arange(50)) == pytest.approx(50)
+    nothing = [np.zeros(len(groups))] * candidates
+    limit = 100 * math.log(candidates / ALPHA) / own
+    found, first = confirm(nothing, groups, 1.1 * limit), confirm(nothing, groups, 0.9 * limit)
+    assert found[0].proven
+    assert not any(each.proven for each in first)
+
+
+def test_bounds_hold_where_groups_have_unequal_sizes():
+    """A tenth of them is twenty times as large as the others, and each is lost whole or not at all."""
+    random, wrong = np.random.default_rng(0), 0
+    for _ in range(100):
+        sizes = np.where(random.random(200) < 0.1, 20, 1)
+        groups = np.repeat(np.arange(200), sizes)
+        lost = (random.random(200) < 0.03)[groups].astype(float)
+        wrong += float(np.quantile(means_at_most(lost, groups), 0.95)) < 0.03
+    assert wrong <= 5
