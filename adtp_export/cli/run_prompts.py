@@ -29,7 +29,18 @@ TAKEN = (
     "allow_pickle",
 )
 """Options of adtp-run that also go with a model that generates text."""
-OPTIONS = ("image", "chat", "max_new_tokens", "temperature", "top_p", "seed", "report", "token", "merge_layers")
+OPTIONS = (
+    "image",
+    "chat",
+    "max_new_tokens",
+    "temperature",
+    "top_p",
+    "repetition_penalty",
+    "seed",
+    "report",
+    "token",
+    "merge_layers",
+)
 
 
 def add_generation(parser: Parser) -> None:
@@ -61,6 +72,12 @@ def add_generation(parser: Parser) -> None:
         metavar="P",
         type=float,
         help="draw from the likeliest tokens that have this share together (default: 1)",
+    )
+    group.add_argument(
+        "--repetition-penalty",
+        metavar="X",
+        type=float,
+        help="make tokens that are there already less likely, above 1 (default: the checkpoint's own, mostly 1)",
     )
     group.add_argument("--seed", metavar="N", type=int, help="seed of the draws (default: 0)")
     group.add_argument(

@@ -44,7 +44,7 @@ from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
 from .chat import FILE, Chat, read_chat
 from .grids import positions_of
 from .pixels import read_picture, read_settings
-from .sampling import Sampling
+from .sampling import Sampling, penalized
 from .tiles import Prepared, prepared
 
 Prompt = str | Sequence[Mapping[str, Any]]
@@ -93,6 +93,7 @@ class Generator:
             self.image_token, self.max_tokens = own["image_token"], own["max_tokens"]
             self.vocabulary, self._side, self._layout = own["vocab_size"], own["image_size"], own["pictures"]
             self.stop = frozenset(own["stop_tokens"])
+            self._penalty = own.get("repetition_penalty", 1.0)  # earlier versions did not say
         except (KeyError, TypeError) as error:
             raise InputError(
                 f"{directory} is damaged (config.json has no {error}); export again with --force"
@@ -194,8 +195,13 @@ class Generator:
         past = after_prefill(answer)
         random = sampling.generators(len(prompts), first)
         ended = np.zeros(len(prompts), dtype=bool)
+        penalty = self._penalty if sampling.repetition_penalty is None else sampling.repetition_penalty
+        there = np.zeros((len(prompts), self.vocabulary), dtype=bool)
+        for row, prompt in zip(there, prompts):
+            row[prompt] = True
         for number in range(sampling.max_new_tokens):
-            chosen = sampling.choose(answer[LOGITS], random)
+            chosen = sampling.choose(penalized(answer[LOGITS], there, penalty), random)
+            there[range(len(prompts)), chosen] = True
             ended |= np.isin(chosen, list(self.stop))
             if ended.all():
                 return
@@ -362,7 +368,8 @@ def generate(
             ``[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ...}]}]``, put into the model's chat template.
         threads: of the CPU, 0 for the runtime's default.
         target: a name in the manifest, such as `onnxruntime-cpu-int8-linear-plugin`; by default fp32.
-        sampling: fields of `Sampling`: max_new_tokens, temperature (0: the likeliest token), top_p and seed.
+        sampling: fields of `Sampling`: max_new_tokens, temperature (0: the likeliest token), top_p, seed and
+            repetition_penalty.
 
     Returns:
         What follows each prompt.

@@ -133,6 +133,11 @@ class Decoder:
             found = self.backbone.config.eos_token_id
         return () if found is None else (found,) if isinstance(found, int) else tuple(found)
 
+    @property
+    def repetition_penalty(self) -> float:
+        """Of `generation_config.json`; 1 for none."""
+        return float(self.model.generation_config.repetition_penalty or 1)
+
     @functools.cached_property
     def spread(self) -> Tensor:
         """As of `SeenImage`: tiles are squares."""

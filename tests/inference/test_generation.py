@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from language_models import IMAGE, STAGES, save_causal, save_llava
+from language_models import IMAGE, STAGES, save_llava
 from PIL import Image
 from testbed import made_once, run_cli
 from tokenizers import Tokenizer
@@ -346,20 +346,6 @@ def test_models_with_images_that_are_refused(kind, told, tmp_path):
 def test_image_tokens_leave_inside_decoders_alone(small, tmp_path):
     with pytest.raises(InputError, match="--pruning: image tokens leave inside models that generate text"):
         adtp_export.export(small, tmp_path / "out", pruning="btp")
-
-
-@pytest.mark.slow
-def test_text_alone(tmp_path):
-    """Qwen2 with windows; the files go on as transformers does."""
-    fields = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
-    model = save_causal(tmp_path / "model", "qwen2", **fields)
-    manifest = adtp_export.export(tmp_path / "model", tmp_path / "out")
-    assert {target.status for target in manifest.targets.values()} == {"verified"}
-    prompts = [[5, 17, 20, 31, 7, 40, 9], [3], [60, 2]]
-    tokens = list(Generator(tmp_path / "out").tokens(prompts, None, Sampling(max_new_tokens=32)))
-    for prompt, found in zip(prompts, zip(*tokens, strict=True)):
-        wanted = model.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False)[0, len(prompt) :]
-        assert list(found) == wanted.tolist()
 
 
 def test_added_tokens_beside_the_file_are_in_that_of_the_export(tmp_path):

@@ -1,16 +1,44 @@
-"""How a next token is drawn."""
+"""Which token comes next: as transformers chooses it."""
 
 import numpy as np
+import pytest
+import torch
+import transformers
+from language_models import save_causal
 
-from adtp_export.inference.sampling import Sampling
+import adtp_export
+from adtp_export.inference.generation import Generator, Sampling
+from adtp_export.inference.sampling import penalized
 
 
-def test_draws_are_as_likely_as_they_should_be():
-    """Of the tokens that have the share together, each as often as its share of these says."""
-    probabilities = np.array([0.5, 0.3, 0.15, 0.05])
-    many = np.log(np.tile(probabilities, (4000, 1)))
-    drawn = Sampling(temperature=1.0, top_p=0.7).choose(many, [np.random.default_rng(0)] * len(many))
-    shares = np.bincount(drawn, minlength=4) / len(drawn)
-    wanted = np.array([0.5, 0.3, 0, 0]) / 0.8
-    six_deviations = 6 * np.sqrt(wanted * (1 - wanted) / len(drawn))
-    assert (np.abs(shares - wanted) <= six_deviations).all()
+@pytest.mark.parametrize("penalty", [0.5, 1.0, 1.3])
+def test_tokens_that_are_there_are_penalized_as_in_transformers(penalty):
+    ids = torch.tensor([[3, 5, 5, 0], [1, 1, 2, 7]])
+    logits = torch.randn(2, 9, generator=torch.Generator().manual_seed(0))
+    there = np.zeros((2, 9), dtype=bool)
+    for row, known in zip(there, ids):
+        row[known] = True
+    expected = transformers.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits)
+    np.testing.assert_allclose(penalized(logits.numpy(), there, penalty), expected.numpy(), rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("penalty", [None, 1.5])
+def test_text_alone(tmp_path, penalty):
+    """Qwen2 with windows; the files go on as transformers does."""
+    fields = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+    model = save_causal(tmp_path / "model", "qwen2", **fields)
+    model.generation_config.repetition_penalty = penalty
+    model.generation_config.no_repeat_ngram_size = 3 if penalty else None
+    model.generation_config.save_pretrained(tmp_path / "model")
+    model.generation_config.no_repeat_ngram_size = None
+    manifest = adtp_export.export(tmp_path / "model", tmp_path / "out")
+    assert [note.text for note in manifest.notes if "ignored" in note.text] == [
+        "generation_config.json: ignored, and followed by transformers: no_repeat_ngram_size"
+    ] * bool(penalty)
+    assert {target.status for target in manifest.targets.values()} == {"verified"}
+    prompts = [[5, 17, 20, 31, 7, 40, 9], [3], [60, 2]]
+    tokens = list(Generator(tmp_path / "out").tokens(prompts, None, Sampling(max_new_tokens=32)))
+    for prompt, found in zip(prompts, zip(*tokens, strict=True)):
+        wanted = model.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False)[0, len(prompt) :]
+        assert list(found) == wanted.tolist()

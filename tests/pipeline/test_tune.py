@@ -30,7 +30,7 @@ from adtp_export.pipeline.tune import trials as trials_room
 from adtp_export.pipeline.tune import tune as room
 from adtp_export.pipeline.tune.directory import TOLD
 from adtp_export.pipeline.tune.options import TuneOptions
-from adtp_export.pipeline.tune.plan import Plan
+from adtp_export.pipeline.tune.plan import SHORTLIST, Plan
 from adtp_export.pipeline.tune.race import Search
 from adtp_export.pipeline.tune.rows import identity, read, what_was_cut
 from adtp_export.pipeline.tune.shapes import Arm, Level
@@ -108,7 +108,7 @@ def searched(out, model, rows, steps, site="0.ffn"):
         trials.ask(plan.rungs[-1], QUIET)
         search = Search(trials, table, ["fp32"], chosen.drop, None)
         search.run(plan, steps)
-    return [trial.name for trial in search.shortlist()]
+    return [trial.name for trial in search.ranked()[:SHORTLIST]]
 
 
 def weights(out, names):

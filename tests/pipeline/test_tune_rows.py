@@ -1,6 +1,7 @@
 """Rows that `adtp-tune` chooses and confirms on: apart in groups, and what they can prove."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adtp_export.benchmarking.paired import means_at_most
+from adtp_export.pipeline.progress import Steps
+from adtp_export.pipeline.tune import exports
 from adtp_export.pipeline.tune.choice import ALPHA, confirm
 from adtp_export.pipeline.tune.rows import (
     CONFIRM,
@@ -21,6 +24,7 @@ from adtp_export.pipeline.tune.rows import (
     resolved,
     worth,
 )
+from adtp_export.pipeline.tune.run import Run
 
 
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=200), st.integers(0, 5))
@@ -92,3 +96,18 @@ def test_bounds_hold_where_groups_have_unequal_sizes():
         lost = (random.random(200) < 0.03)[groups].astype(float)
         wrong += float(np.quantile(means_at_most(lost, groups), 0.95)) < 0.03
     assert wrong <= 5
+
+
+def test_a_student_that_cannot_be_exported_makes_room_for_the_next(monkeypatch, tmp_path):
+    run = object.__new__(Run)
+    run.chosen, run.precisions, run.steps, run.out = SimpleNamespace(model="m"), ("fp32",), Steps(), tmp_path
+    ranked = [SimpleNamespace(name=f"student-{i}") for i in range(6)]
+    search = SimpleNamespace(ranked=lambda: ranked, trials=SimpleNamespace(student=lambda trial: tmp_path / trial.name))
+
+    def export_all(directories, *rest):
+        return {name: path for name, path in directories.items() if name != "student-1"}
+
+    monkeypatch.setattr(exports, "export_all", export_all)
+    monkeypatch.setattr(exports, "pairs", lambda *given: [])
+    monkeypatch.setattr(Run, "_finish", lambda self, made, candidates: made)
+    assert [*run._end(search, {exports.MODEL: tmp_path})] == [exports.MODEL, "student-0", "student-2", "student-3"]

@@ -173,7 +173,15 @@ def write_companions(decoder: Decoder, work: Path) -> None:
         put_in_added(work / TOKENIZER, decoder.directory)
     block = {
         name: getattr(decoder, name)
-        for name in ("image_token", "image_tokens", "image_size", "pictures", "max_tokens", "stop_tokens")
+        for name in (
+            "image_token",
+            "image_tokens",
+            "image_size",
+            "pictures",
+            "max_tokens",
+            "stop_tokens",
+            "repetition_penalty",
+        )
     }
     block["vocab_size"] = decoder.backbone.config.vocab_size
     plain = {name: value for name, value in decoder.raw_config.items() if name != "pruning"}
@@ -266,9 +274,29 @@ def chat_note(decoder: Decoder) -> tuple[Note, ...]:
     return ()
 
 
+_IGNORED = (
+    "no_repeat_ngram_size",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "bad_words_ids",
+    "sequence_bias",
+    "min_length",
+    "min_new_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
+"""Fields of `generation_config.json` that decide which token is the likeliest, and are not followed here."""
+
+
 def _notes(decoder: Decoder) -> tuple[Note, ...]:
+    ignored = [name for name in _IGNORED if getattr(decoder.model.generation_config, name, None)]
+    told = (
+        (Note(f"generation_config.json: ignored, and followed by transformers: {', '.join(ignored)}"),)
+        if ignored
+        else ()
+    )
     if not decoder.stages and not decoder.kept_tokens:
-        return chat_note(decoder)
+        return (*told, *chat_note(decoder))
     where = f"before the layers {', '.join(str(stage.layer) for stage in decoder.stages)}"
     if decoder.kept_tokens:
         where = f"before the language model, which reads {decoder.kept_tokens} of {decoder.image_tokens} of a picture"
@@ -277,5 +305,6 @@ def _notes(decoder: Decoder) -> tuple[Note, ...]:
             f"image tokens leave {where}. Tasks that read text in pictures lose the most: measure yours on the pruned "
             "and the unpruned model"
         ),
+        *told,
         *chat_note(decoder),
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ..progress import Steps
 from .choice import going_on, standard_error
-from .plan import BISECTIONS, REFINED, SHORTLIST, Plan
+from .plan import BISECTIONS, REFINED, Plan
 from .shapes import RETENTIONS, Arm, Table
 from .trials import Trial, Trials
 
@@ -125,10 +125,6 @@ class Search:
         assert self.wanted is not None
         fast = self.speedup(trial) >= self.wanted
         return not fast, trial.drop if fast else -self.speedup(trial), trial.name
-
-    def shortlist(self) -> list[Trial]:
-        """Return the students to export."""
-        return self.ranked()[:SHORTLIST]
 
     def best_so_far(self) -> str:
         """Name the best student so far."""

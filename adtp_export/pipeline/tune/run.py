@@ -21,7 +21,7 @@ from ..progress import Steps
 from . import directory, exports, times
 from .choice import NEAREST, Candidate, choose, meets
 from .options import TuneOptions
-from .plan import Plan, make_plan, measure_rates
+from .plan import SHORTLIST, Plan, make_plan, measure_rates
 from .race import Search
 from .rows import Rows, candidates_of, what_rows_show, what_was_cut
 from .shapes import Table, fastest_of, levels
@@ -130,20 +130,22 @@ class Run:
         self.search_of = search = Search(trials, self.table, self.precisions, self.chosen.drop, self.chosen.speedup)
         if not self.possible:
             return self._finish({}, [])
-        exports.export_all({exports.MODEL: Path(self.chosen.model)}, self.chosen, self.precisions, work, self.steps)
+        model = {exports.MODEL: Path(self.chosen.model)}
+        made = exports.export_all(model, self.chosen, self.precisions, work, self.steps)
         text = "asking the teacher" + ("" if finished else ", and attributing its answers to tokens")
         with self.steps.step("teacher_s", text) as progress:
             trials.ask(0 if finished else max(self.plan.rungs, default=1), Audience(progress, self.steps.note))
         if not finished:
             search.run(self.plan, self.steps)
-        return self._end(search)
+        return self._end(search, made)
 
-    def _end(self, search: Search) -> dict[str, Any]:
-        """Export, time and confirm."""
+    def _end(self, search: Search, made: dict[str, exports.Exported]) -> dict[str, Any]:
+        """Export, time and confirm. made: the export of the model itself."""
         work = self.out / directory.WORK
-        listed = {trial.name: search.trials.student(trial) for trial in search.shortlist()}
-        directories = {exports.MODEL: Path(self.chosen.model), **listed}
-        made = exports.export_all(directories, self.chosen, self.precisions, work, self.steps)
+        for trial in search.ranked():  # one whose export fails makes room for the next
+            if len(made) <= SHORTLIST:
+                student = {trial.name: search.trials.student(trial)}
+                made |= exports.export_all(student, self.chosen, self.precisions, work, self.steps)
         pairs = exports.pairs(made, self.precisions, search, self.steps)
         if not pairs:
             return self._finish(made, [])
