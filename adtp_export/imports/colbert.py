@@ -18,12 +18,13 @@ from torch import Tensor
 from ..contract import HEAD_VECTORS
 from ..data.sides import Sides
 from ..errors import InputError, quoted
-from ..model.checkpoint import Checkpoint, assemble, make_config, read_config, read_weights, weight_files
+from ..model.checkpoint import Checkpoint, assemble, make_config, read_config
 from ..model.config import PrunedEncoderConfig
 from ..model.plain import FORMATS, architectures, as_format_2, check_encoder
 from ..model.projections import NORMALIZE
 from ..model.text_settings import check_sides
 from ..model.tokenizer import load_tokenizer
+from ..model.weights import read_weights, weight_files
 from ..options import ReadOptions
 from . import sentence_transformers
 from .colbert_modules import MASK, Module, modules_of, projection_of

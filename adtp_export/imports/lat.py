@@ -17,8 +17,9 @@ from typing import Any
 from ..contract import HEAD_SPANS
 from ..errors import InputError
 from ..model import registry
-from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
+from ..model.checkpoint import Checkpoint, assemble, make_config
 from ..model.plain import with_format
+from ..model.weights import read_weights, weight_files
 from ..options import ReadOptions
 from .lengths import about_padding, read_lengths, sites_of, taken_for
 

@@ -23,10 +23,11 @@ from torch import Tensor
 
 from ..contract import HEAD_SEQUENCE
 from ..errors import InputError, ellipsize, quoted
-from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
+from ..model.checkpoint import Checkpoint, assemble, make_config
 from ..model.config import PrunedEncoderConfig
 from ..model.plain import architectures
 from ..model.pruners.ltp import ABSOLUTE, MODES, TOPK
+from ..model.weights import read_weights, weight_files
 from ..options import ReadOptions
 
 NAME, OPTIONS = "LTP", ("padded_length",)

@@ -19,11 +19,12 @@ from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPARSE
 from ..data.template import ChatTemplate
 from ..errors import InputError, check_int, quoted
 from ..io import read_json
-from ..model.checkpoint import Checkpoint, assemble, make_config, read_config, read_weights, weight_files
+from ..model.checkpoint import Checkpoint, assemble, make_config, read_config
 from ..model.heads.embedding import MODULES as ACTIVATIONS
 from ..model.plain import FORMATS, as_format_2, check_encoder, head_of, with_format
 from ..model.predictions import SparseSettings
 from ..model.projections import NORMALIZE
+from ..model.weights import read_weights, weight_files
 from ..options import ReadOptions
 from . import chat_template, logit_score, splade
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import InputError
 from ..io import read_json
-from ..model.checkpoint import INDEX, PICKLE, WEIGHTS
+from ..model.weights import INDEX, PICKLE, WEIGHTS
 
 MAX_BYTES = 1 << 24
 """Of a pickle that is looked into; that of a model of 1,000 layers has 3 MB."""

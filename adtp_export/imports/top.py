@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, ellipsize, quoted
-from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
+from ..model.checkpoint import Checkpoint, assemble, make_config
 from ..model.plain import architectures, as_format_2, check_encoder, head_of
 from ..model.pruners.top import MAX_BINS
+from ..model.weights import read_weights, weight_files
 from ..options import ReadOptions
 from .stored import pickled_texts
 

@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import InputError
-from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
+from ..model.checkpoint import Checkpoint, assemble, make_config
 from ..model.plain import as_format_2, check_encoder, head_of
+from ..model.weights import read_weights, weight_files
 from ..options import ReadOptions
 from .stored import weight_names
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 
-from ..artifacts.records import MANIFEST_NAME, convert, sha256
+from ..artifacts.records import convert, sha256
 from ..contract import (
     HEAD_EMBEDDING,
     HEAD_MASKED,
@@ -33,15 +32,13 @@ from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_l
 from .encoder import PrunedEncoder
 from .heads import head_class
 from .heads.sequence import AdtpBertForSequenceClassification
-from .plain import FORMATS, check_code, check_float, plain_vectors, with_format
+from .plain import FORMATS, check_code, plain_vectors, with_format
 from .structured import read_sizes
 from .text_settings import RECORDS, check_sides, text_settings
 from .tokenizer import load_tokenizer, special_token
+from .weights import check_adapter, read_weights, weight_files
 
-WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
-ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 _BENIGN_SUFFIX = (".position_ids", ".embeddings.token_type_ids", "emb.inv_freq", "emb.original_inv_freq")
-_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _UNUSED = re.compile(
     r"^(cls|lm_head|qa_outputs|predictions|loss(_fct)?|(discriminator|generator)_\w+|vocab_\w+|(mask|lm)_predictions|decoder)\.|(^|\.)pooler\."
 )
@@ -257,7 +254,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise InputError(f"{directory} {what}; give the directory of a model {how}")
     path = directory / "config.json"
     if not path.is_file():
-        _check_adapter(directory)
+        check_adapter(directory)
         raise InputError(f"{directory} has no config.json; give the directory of a model")
     raw = read_json(path)
     if not isinstance(raw, dict):
@@ -292,74 +289,6 @@ def make_config(fields: dict[str, Any], path: Path) -> PrunedEncoderConfig | Adt
         name = family.own_name("hidden_act")
         raise InputError(f"{path}: {name} is {quoted(activation)}{did_you_mean(activation, ACT2FN)}")
     return config
-
-
-def _check_adapter(directory: Path, where: str = "without its model") -> None:
-    """Raises InputError where a directory holds what PEFT learned, which no weights of a model have in them yet."""
-    if (directory / ADAPTER).is_file():
-        raise InputError(
-            f"{directory} holds an adapter ({ADAPTER}) {where}; merge them in Python, and export MERGED: "
-            f'PeftModel.from_pretrained(model, "{directory}").merge_and_unload().save_pretrained("MERGED")'
-        )
-
-
-def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
-    """Return the files that hold the weights; raises InputError where there are none, or only a pickle without leave."""
-    if any((directory / name).is_file() for name in ADAPTER_WEIGHTS):
-        _check_adapter(directory, "beside its model")
-    if (directory / WEIGHTS).is_file():
-        return [directory / WEIGHTS]
-    if (index := directory / INDEX).is_file():
-        try:
-            names = sorted({str(n) for n in read_json(index)["weight_map"].values()})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{index} is not a safetensors index: {quoted(error)}") from error
-        for name in names:
-            if Path(name).name != name or not name.endswith(".safetensors"):
-                raise InputError(f"{index} names {quoted(name)}; accepted are .safetensors files of the same directory")
-            if not os.path.isfile(directory / name):
-                raise InputError(f"{index} names {name}, which is missing")
-        return [directory / name for name in names]
-    if (pickled := directory / PICKLE).is_file():
-        if allow_pickle:
-            return [pickled]
-        raise InputError(
-            f"{directory} has pickled weights only ({PICKLE}), and unpickling can run code. "
-            "Convert them to safetensors, or add --allow-pickle if you trust the file"
-        )
-    _check_adapter(directory)
-    export = "is an export; give the model that it was made from" if (directory / MANIFEST_NAME).is_file() else ""
-    raise InputError(f"{directory} {export or f'has no weights; accepted are {WEIGHTS} or {INDEX} with its shards'}")
-
-
-def read_weights(files: list[Path]) -> dict[str, Tensor]:
-    """Read tensors by name; raises InputError for files that are truncated, corrupt, or hold something else."""
-    weights: dict[str, Tensor] = {}
-    for path in files:
-        try:
-            if path.name == PICKLE:
-                shard = torch.load(path, map_location="cpu", weights_only=True)
-                if not isinstance(shard, dict) or not all(isinstance(t, Tensor) for t in shard.values()):
-                    raise InputError(f"{path} does not hold a dictionary of tensors")
-            else:
-                with safe_open(path, framework="pt") as stream:
-                    shard = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 - not a dict
-        except InputError:
-            raise
-        except SafetensorError as error:
-            raise InputError(f"{path} is truncated or corrupt: {ellipsize(str(error))}") from error
-        except Exception as error:  # unpickling fails in many ways
-            raise InputError(f"{path} cannot be read: {ellipsize(str(error))}") from error
-        weights.update({_modern(name): tensor for name, tensor in shard.items()})
-    check_float(weights, files[0].parent)
-    return weights
-
-
-def _modern(name: str) -> str:
-    """Rename LayerNorm's weights as transformers does where they have their names of 2018."""
-    for old, new in _OLD_NAMES.items():
-        name = name.removesuffix(old) + new if name.endswith(old) else name
-    return name
 
 
 def _check_layers(stored: Mapping[str, Tensor], layers: int, directory: Path) -> None:

@@ -19,12 +19,13 @@ from ..contract import ANYRES, GRID, SQUARE
 from ..errors import InputError, ellipsize, quoted
 from . import registry
 from .backbones.base import Backbone
-from .checkpoint import read_config, weight_files
+from .checkpoint import read_config
 from .image_choice import read_kept
 from .image_pruners import DIVPRUNE, Stage, read_stages
 from .image_tokens import spread_over
 from .plain import architectures
 from .vision import KINDS, Vision, language_model
+from .weights import weight_files
 
 TEXT_ALONE = "ForCausalLM"
 """What the names of the classes end with that read text alone."""

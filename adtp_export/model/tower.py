@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from ..errors import InputError, did_you_mean, ellipsize, quoted
-from .checkpoint import read_config, weight_files
+from .checkpoint import read_config
 from .decoder import load_model
 from .image_choice import Diverse, read_kept
 from .image_pruners import DIVPRUNE
 from .plain import architectures
 from .vision import TOWERS, feature_layers, patches_of, selected
+from .weights import weight_files
 
 CLASSES: Mapping[str, tuple[str, ...]] = {
     "clip": ("CLIPModel",),

@@ -127,9 +127,9 @@ class StudentDirectory(OutputDirectory):
     ADVICE = "add --force to replace it"
 
     def _check_ours(self) -> None:
-        from ..model.checkpoint import INDEX
         from ..model.config import PrunedEncoderConfig
         from ..model.tokenizer import TOKENIZER_FILES
+        from ..model.weights import INDEX
 
         path = self.path / "config.json"
         config = read_json(path) if path.is_file() else {}

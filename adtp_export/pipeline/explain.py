@@ -61,8 +61,8 @@ def prompt_explainer(
     Args and errors: as of `explainer`, for a model that generates text. how: `merge_layers` and `watch` of `prompt_flow`.
     """
     from ..explain.prompt import prompt_flow
-    from ..model.checkpoint import weight_files
     from ..model.decoder import load_decoder
+    from ..model.weights import weight_files
 
     decoder = load_decoder(model_dir, allow_pickle=allow_pickle)
     hashed = sha256(model_dir / "config.json", *weight_files(model_dir, allow_pickle))

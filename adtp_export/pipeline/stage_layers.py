@@ -21,11 +21,12 @@ from ..inference.chat import read_chat
 from ..inference.pixels import read_picture, read_settings
 from ..inference.tiles import Prepared, prepared
 from ..io import read_json
-from ..model.checkpoint import INDEX, read_config, weight_files
+from ..model.checkpoint import read_config
 from ..model.decoder import Decoder, check_images, load_decoder
 from ..model.image_pruners import METHODS, PRESETS, BtpStage, read_method
 from ..model.stage_layers import Drop, deepest, drops, image_cosines, most_drops
 from ..model.vision import KINDS
+from ..model.weights import INDEX, weight_files
 from ..options import PathLike
 from .export.decoder import COMPANIONS
 from .progress import Steps

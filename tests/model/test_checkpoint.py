@@ -191,26 +191,30 @@ def test_truncated_weights(checkpoint_dir):
         load_checkpoint(checkpoint_dir)
 
 
-def test_sharded_weights(checkpoint_dir, demo):
-    path = checkpoint_dir / "model.safetensors"
+@pytest.mark.parametrize(("ending", "save"), [("safetensors", save_file), ("bin", torch.save)])
+def test_sharded_weights(checkpoint_dir, demo, ending, save):
+    path, pickled = checkpoint_dir / "model.safetensors", ending == "bin"
     weights = load_file(path)
     names = sorted(weights)
-    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    shards = {f"a.{ending}": names[::2], f"b.{ending}": names[1::2]}
     for shard, members in shards.items():
-        save_file({n: weights[n] for n in members}, checkpoint_dir / shard)
+        save({n: weights[n] for n in members}, checkpoint_dir / shard)
     path.unlink()
-    index = {"weight_map": {n: shard for shard, members in shards.items() for n in members}}
-    (checkpoint_dir / "model.safetensors.index.json").write_text(json.dumps(index))
+    index = checkpoint_dir / ("pytorch_model.bin.index.json" if pickled else "model.safetensors.index.json")
+    index.write_text(json.dumps({"weight_map": {n: shard for shard, members in shards.items() for n in members}}))
     expected = load_checkpoint(demo).student.state_dict()
-    loaded = load_checkpoint(checkpoint_dir).student.state_dict()
+    loaded = load_checkpoint(checkpoint_dir, allow_pickle=pickled).student.state_dict()
     assert all(torch.equal(expected[n], loaded[n]) for n in expected)
+    if pickled:
+        with pytest.raises(InputError, match="pickled weights only .*index.json.*--allow-pickle"):
+            load_checkpoint(checkpoint_dir)
 
-    (checkpoint_dir / "b.safetensors").unlink()
-    with pytest.raises(InputError, match=r"b\.safetensors, which is missing"):
-        load_checkpoint(checkpoint_dir)
-    (checkpoint_dir / "model.safetensors.index.json").write_text('{"weight_map": {"x": "../x.safetensors"}}')
+    (checkpoint_dir / f"b.{ending}").unlink()
+    with pytest.raises(InputError, match=rf"b\.{ending}, which is missing"):
+        load_checkpoint(checkpoint_dir, allow_pickle=pickled)
+    index.write_text(json.dumps({"weight_map": {"x": f"../x.{ending}"}}))
     with pytest.raises(InputError, match="of the same directory"):
-        load_checkpoint(checkpoint_dir)
+        load_checkpoint(checkpoint_dir, allow_pickle=pickled)
 
 
 def test_pickle_needs_a_word(checkpoint_dir, demo):

@@ -127,12 +127,15 @@ def test_names_of_2018_and_leftovers_of_pretraining(plain_bert):
         for name in list(weights):
             old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
             weights[old] = weights.pop(name)
-        weights["cls.predictions.bias"] = torch.zeros(3)
+        weights["cls.predictions.bias"] = weights["loss_fct.weight"] = torch.zeros(
+            3
+        )  # and what a trainer weighs classes by
+        weights["bert.embeddings.token_type_ids"] = torch.zeros(1, 9, dtype=torch.int64)
 
     edit_weights(plain_bert, age)
     checkpoint = load_checkpoint(plain_bert)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in checkpoint.student.state_dict().items())
-    assert any("cls.predictions.bias" in note for note in checkpoint.notes)
+    assert any("cls.predictions.bias, loss_fct.weight" in note for note in checkpoint.notes)
 
 
 def test_a_decoder_is_refused_in_one_line(plain_bert):

@@ -37,12 +37,13 @@ from ...environment import versions
 from ...errors import InputError, MissingDependencyError, VerificationError, quoted
 from ...imports import sentence_transformers
 from ...inference.chat import read_chat
-from ...model.checkpoint import read_config, weight_files
+from ...model.checkpoint import read_config
 from ...model.decoder import Decoder, check_images, generates, load_decoder
 from ...model.image_pruners import DIVPRUNE, read_method
 from ...model.tokenizer import TOKENIZER, TOKENIZER_FILES, put_in_added
 from ...model.tower import CLASSES
 from ...model.vision import KINDS
+from ...model.weights import weight_files
 from ...options import options_of
 from ...runtimes import onnxruntime
 from ...targets.specs import CPU, TargetSpec

@@ -23,9 +23,10 @@ from ...environment import versions
 from ...errors import InputError, VerificationError
 from ...graph import program
 from ...graph.decoder import export_tower
-from ...model.checkpoint import read_config, weight_files
+from ...model.checkpoint import read_config
 from ...model.image_pruners import DIVPRUNE
 from ...model.tower import Tower, is_tower, load_tower
+from ...model.weights import weight_files
 from ...runtimes import onnxruntime
 from ...targets.specs import CPU, TargetSpec
 from ...verify.pictures import PICTURES, compare_tower
