@@ -127,9 +127,8 @@ def test_names_of_2018_and_leftovers_of_pretraining(plain_bert):
         for name in list(weights):
             old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
             weights[old] = weights.pop(name)
-        weights["cls.predictions.bias"] = weights["loss_fct.weight"] = torch.zeros(
-            3
-        )  # and what a trainer weighs classes by
+        weights["cls.predictions.bias"] = torch.zeros(3)
+        weights["loss_fct.weight"] = torch.ones(2)  # by which a trainer weighed classes
         weights["bert.embeddings.token_type_ids"] = torch.zeros(1, 9, dtype=torch.int64)
 
     edit_weights(plain_bert, age)
