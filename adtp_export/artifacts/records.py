@@ -87,8 +87,8 @@ class Parity:
     token by token. `accuracy`: share of rows, or of words, whose label is met, where classes are known. `quality`: all measures
     against known labels, as `quality` in the head's module of `answers` names them. `failure` is None when everything holds.
     `outputs`: all outputs by name, where there are several. `answers`: what else is said of answers: of vectors "smallest_cosine"
-    and "similarity_kept", see `inference.answers.embedding`. `debug_diff`: by how much, at most, the graph with the output kept_site
-    answered otherwise, absolute.
+    and "similarity_kept", see `inference.answers.embedding`; of numbers the latter is `inference.answers.sequence.order_kept`.
+    `debug_diff`: by how much, at most, the graph with the output kept_site answered otherwise, absolute.
     """
 
     rows: int

@@ -19,6 +19,8 @@ SHAPE = re.compile(r"[1-9]\d{0,4}x[1-9]\d{0,4}")
 """Texts in a batch and tokens of the longest one."""
 SHORTEST = 8
 """Tokens of a shape: its shortest texts have a quarter of them, of which two are special."""
+MOST_TOKENS = 1 << 20
+"""Of a batch."""
 GRID = ("1x32", "1x128", "1x384", "8x128", "32x64")
 DATA_ROWS, BATCH = 256, 32
 MAX_TOKENS = 512

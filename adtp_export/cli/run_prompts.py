@@ -77,7 +77,7 @@ def add_generation(parser: Parser) -> None:
         "--repetition-penalty",
         metavar="X",
         type=float,
-        help="make tokens that are there already less likely, above 1 (default: the checkpoint's own, mostly 1)",
+        help="values above 1 make tokens less likely that already occur in prompt or answer (default: the checkpoint's own, mostly 1)",
     )
     group.add_argument("--seed", metavar="N", type=int, help="seed of the draws (default: 0)")
     group.add_argument(

@@ -110,13 +110,11 @@ def _print_others(record: Mapping[str, Any], console: Console) -> None:
         others = sorted(proven, key=lambda each: -each["speedup"])[:1]
         begin = "The fastest that is proven, for --strict"
     else:
-        likely, published = [each for each in candidates if each["meets"] == "likely"], record["published"]
-        others = [each for each in likely if not published or each["speedup"] > best["speedup"]]
-        begin = (
-            "Faster and likely, but not proven on so few rows"
-            if published
-            else "Likely, and published without --strict"
-        )
+        likely = sorted((each for each in candidates if each["meets"] == "likely"), key=lambda each: -each["speedup"])
+        others = [each for each in likely if best and each["speedup"] > best["speedup"]]
+        begin = "Faster and likely, but not proven on so few rows"
+        if not record["published"]:
+            others, begin = likely[:1], "Likely, and published without --strict"
     if others:
         told = ", ".join(f"{each['told']}, {each['precision']} ({each['speedup']:.2f}x)" for each in others)
         console.print(f"{begin}: {told}")

@@ -147,11 +147,12 @@ def _text_and_label(
 
 
 _LOOKED_AT, _SENTENCE = 1000, 4
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 def _check_header(names: Sequence[str], rows: Sequence[Mapping[str, Any]], path: Path, kind: str) -> None:
     """Raises InputError where a table seems to have other delimiters, or no header line."""
-    if len(names) == 1 and (other := next((mark for mark in ";|\t," if mark in names[0]), None)):
+    if len(names) == 1 and (other := _other_delimiter(names[0], rows, kind)):
         raise InputError(
             f"{path}: its columns seem to be separated by {quoted(other)}; accepted are commas in .csv and tabs in .tsv. "
             "Convert it, or give it the other ending"
@@ -162,6 +163,12 @@ def _check_header(names: Sequence[str], rows: Sequence[Mapping[str, Any]], path:
             f"{path}: seems to have no header line: its first line looks like the others ({ellipsize(', '.join(names))}). Put a line of "
             f"names before it, such as {line}. If it is the header, name its columns with --text-column and --label-column"
         ) from None
+
+
+def _other_delimiter(header: str, rows: Sequence[Mapping[str, Any]], kind: str) -> str | None:
+    """Return what divides a header that should be one name, where all rows have it, too; None where it may be a text."""
+    marks = (mark for mark in ";|\t," if mark in header and f"{mark} " not in header and mark != _DELIMITERS[kind])
+    return next((mark for mark in marks if all(mark in str(row.get(header)) for row in rows)), None)
 
 
 def _looks_like_data(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> bool:

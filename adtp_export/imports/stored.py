@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import InputError
 from ..io import read_json
-from ..model.weights import INDEX, PICKLE, WEIGHTS
+from ..model.weights import INDEX, PICKLE, PICKLE_INDEX, WEIGHTS
 
 MAX_BYTES = 1 << 24
 """Of a pickle that is looked into; that of a model of 1,000 layers has 3 MB."""
@@ -26,10 +26,11 @@ def weight_names(directory: Path) -> set[str]:
         with contextlib.suppress(SafetensorError, OSError), safe_open(path, framework="pt") as stream:
             return set(stream.keys())
         return set()
-    if (index := directory / INDEX).is_file():
-        with contextlib.suppress(InputError, KeyError, TypeError):
-            return {str(name) for name in read_json(index)["weight_map"]}
-        return set()
+    for index in (directory / name for name in (INDEX, PICKLE_INDEX)):
+        if index.is_file():
+            with contextlib.suppress(InputError, KeyError, TypeError):
+                return {str(name) for name in read_json(index)["weight_map"]}
+            return set()
     return pickled_texts(directory / PICKLE)
 
 

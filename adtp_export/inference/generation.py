@@ -198,7 +198,7 @@ class Generator:
         penalty = self._penalty if sampling.repetition_penalty is None else sampling.repetition_penalty
         there = np.zeros((len(prompts), self.vocabulary), dtype=bool)
         for row, prompt in zip(there, prompts):
-            row[prompt] = True
+            row[list(prompt)] = True
         for number in range(sampling.max_new_tokens):
             chosen = sampling.choose(penalized(answer[LOGITS], there, penalty), random)
             there[range(len(prompts)), chosen] = True

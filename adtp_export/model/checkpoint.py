@@ -38,7 +38,7 @@ from .text_settings import RECORDS, check_sides, text_settings
 from .tokenizer import load_tokenizer, special_token
 from .weights import check_adapter, read_weights, weight_files
 
-_BENIGN_SUFFIX = (".position_ids", ".embeddings.token_type_ids", "emb.inv_freq", "emb.original_inv_freq")
+_BENIGN_SUFFIX = (".position_ids", "embeddings.token_type_ids", "emb.inv_freq", "emb.original_inv_freq")
 _UNUSED = re.compile(
     r"^(cls|lm_head|qa_outputs|predictions|loss(_fct)?|(discriminator|generator)_\w+|vocab_\w+|(mask|lm)_predictions|decoder)\.|(^|\.)pooler\."
 )

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import importlib.util
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +148,22 @@ def ignored_settings(home: Path, tokenizer: Tokenizer, kind: str, longest: int |
     if longest is not None and isinstance(limit, int) and 0 < limit < longest:
         told.append(f"model_max_length, {limit}, is ignored: texts are read up to {longest} tokens")
     named = settings.get("tokenizer_class")
-    usual = {"do_lower_case": True} if named else {}
-    normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
-    is_word_piece = _kind(named) in _WORD_PIECE if named else kind in _FAMILIES
-    for name, (own, said) in _OF_NORMALIZER.items() if is_word_piece else ():
-        asked, does = {**usual, **settings}.get(name), normalizer.get(own)
-        if asked is not None and does is not None and asked != does:
-            told.append(f"{name} is ignored: texts are {'' if does else 'not '}{said}, as {TOKENIZER} says")
+    if _kind(named) in _WORD_PIECE if named else kind in _FAMILIES:
+        told += _otherwise_normalized(settings, json.loads(tokenizer.to_str())["normalizer"] or {})
     return tuple(f"{home.name}/{TOKENIZER_SETTINGS}: {each}" for each in told)
+
+
+def _otherwise_normalized(settings: Mapping[str, Any], normalizer: Mapping[str, Any]) -> Iterator[str]:
+    """Say in what a normalizer of BERT's is not as settings, or their defaults, ask."""
+    asked = {"do_lower_case": True, "tokenize_chinese_chars": True, **settings}
+    does = dict(normalizer)
+    for each, of_case in ((asked, "do_lower_case"), (does, "lowercase")):
+        if each.get("strip_accents") is None:  # as the case
+            each["strip_accents"] = each.get(of_case)
+    as_case = asked["strip_accents"] == asked["do_lower_case"] and does["strip_accents"] == does.get("lowercase")
+    for name, (own, said) in _OF_NORMALIZER.items():
+        if own in normalizer and asked[name] != does[own] and not (name == "strip_accents" and as_case):
+            yield f"{name} is ignored: texts are {'' if does[own] else 'not '}{said}, as {TOKENIZER} says"
 
 
 def _check_kind(directory: Path, found: str, config: Any) -> None:
@@ -197,13 +205,21 @@ def _with_added(tokenizer: Tokenizer, directory: Path) -> Tokenizer:
             )
         token = AddedToken(content, **{name: bool(told[name]) for name in flags if name in told})
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
-    for name in (TOKENIZER_SETTINGS, TOKEN_NAMES[0]):  # special ones that are only named get the next ids
-        named = _settings(directory, name).get("additional_special_tokens") or []
-        contents = [each.get("content") if isinstance(each, dict) else each for each in named]
-        tokenizer.add_special_tokens(
-            [each for each in contents if isinstance(each, str) and tokenizer.token_to_id(each) is None]
-        )
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    for named in _only_named(directory):  # those that are no words get the next ids
+        if (content := named.get("content")) not in known and isinstance(content, str):
+            flagged = {name: bool(named[name]) for name in flags if name in named}
+            tokenizer.add_special_tokens([AddedToken(content, **{"normalized": False, **flagged, "special": True})])
     return tokenizer
+
+
+def _only_named(directory: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the fields of special tokens that a tokenizer's files name beside the usual ones."""
+    for file in (TOKENIZER_SETTINGS, TOKEN_NAMES[0]):
+        for name in ("additional_special_tokens", "extra_special_tokens"):
+            named = _settings(directory, file).get(name)
+            for each in named.values() if isinstance(named, dict) else named if isinstance(named, list) else ():
+                yield each if isinstance(each, dict) else {"content": each}
 
 
 def put_in_added(file: Path, directory: Path) -> None:
@@ -214,8 +230,8 @@ def put_in_added(file: Path, directory: Path) -> None:
     """
     with _loading(directory):
         tokenizer = Tokenizer.from_file(str(file))
-        known = tokenizer.get_vocab_size()
-        if _with_added(tokenizer, directory).get_vocab_size() > known:
+        known = len(tokenizer.get_added_tokens_decoder())
+        if len(_with_added(tokenizer, directory).get_added_tokens_decoder()) > known:
             tokenizer.save(str(file))
 
 

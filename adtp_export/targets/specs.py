@@ -297,7 +297,7 @@ class OpenVino(Runtime):
     def _open(
         self, path: Path, spec: TargetSpec, threads: int, *, stop_spinning: bool, keep_plugin_unloaded: bool
     ) -> Engine:
-        return openvino.OpenVinoEngine(path, threads, fixed=spec.size is not None)
+        return openvino.OpenVinoEngine(path, threads, snippets=spec.size is None or spec.precision != "bf16")
 
 
 @dataclass(frozen=True)

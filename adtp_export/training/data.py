@@ -115,12 +115,8 @@ def _named(settings: TrainOptions) -> dict[str, Table]:
         )
     found = {"train": _from_dataset(loaded["train"], f"{settings.data}, train", settings)}
     dev = next((split for split in ("validation", "validation_matched", "dev") if split in loaded), None)
-    hidden = (
-        "test" in loaded
-        and all(  # as GLUE's are
-            label == -1 for label in loaded["test"][:100].get(settings.label_column, ())
-        )
-    )
+    labels = loaded["test"][:100].get(settings.label_column, [-1]) if "test" in loaded else []
+    hidden = bool(labels) and all(label == -1 for label in labels)  # as GLUE's are
     if "test" in loaded and not hidden:
         found["test"] = _from_dataset(loaded["test"], f"{settings.data}, test", settings)
     if dev is not None:  # the only split to judge on is kept for that

@@ -74,6 +74,9 @@ def test_bad_files_are_named(tmp_path, name, content, column, message):
         ("a.csv", [",How did you like the film?", "0,much", "1,little"], False),
         ("a.tsv", ["country name\t1960\t1961", "Chad\t1\t2", "Mali\t3\t4"], False),
         ("a.tsv", ["n\tbody", "1\ta", "n\tbody", "2\tb"], False),
+        ("a.tsv", ["A fine film, indeed", "I like it, really"], False),
+        ("a.csv", ["Good;bad", "a fine film"], False),
+        ("a.csv", ['"sentence, raw"', '"a fine film, 1"'], False),
     ],
 )
 def test_tables_without_a_header(tmp_path, name, lines, headless):

@@ -7,6 +7,7 @@ import transformers
 from language_models import save_causal
 
 import adtp_export
+from adtp_export.errors import InputError
 from adtp_export.inference.generation import Generator, Sampling
 from adtp_export.inference.sampling import penalized
 
@@ -37,8 +38,16 @@ def test_text_alone(tmp_path, penalty):
         "generation_config.json: ignored, and followed by transformers: no_repeat_ngram_size"
     ] * bool(penalty)
     assert {target.status for target in manifest.targets.values()} == {"verified"}
-    prompts = [[5, 17, 20, 31, 7, 40, 9], [3], [60, 2]]
+    prompts = [(5, 17, 20, 31, 7, 40, 9), [3], [60, 2]]
     tokens = list(Generator(tmp_path / "out").tokens(prompts, None, Sampling(max_new_tokens=32)))
+    given = Sampling(max_new_tokens=32, repetition_penalty=1 if penalty else 1.5)
+    assert list(Generator(tmp_path / "out").tokens(prompts, None, given)) != tokens
     for prompt, found in zip(prompts, zip(*tokens, strict=True)):
-        wanted = model.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False)[0, len(prompt) :]
+        wanted = model.generate(torch.tensor([list(prompt)]), max_new_tokens=32, do_sample=False)[0, len(prompt) :]
         assert list(found) == wanted.tolist()
+
+
+@pytest.mark.parametrize("penalty", [0, -1, 101, "1", True])
+def test_penalties_out_of_range_are_refused(penalty):
+    with pytest.raises(InputError, match="repetition_penalty: got .*; accepted are numbers above 0, to 100"):
+        Sampling(repetition_penalty=penalty)

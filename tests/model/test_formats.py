@@ -129,7 +129,8 @@ def test_names_of_2018_and_leftovers_of_pretraining(plain_bert):
             weights[old] = weights.pop(name)
         weights["cls.predictions.bias"] = torch.zeros(3)
         weights["loss_fct.weight"] = torch.ones(2)  # by which a trainer weighed classes
-        weights["bert.embeddings.token_type_ids"] = torch.zeros(1, 9, dtype=torch.int64)
+        for prefix in ("", "bert."):
+            weights[f"{prefix}embeddings.token_type_ids"] = torch.zeros(1, 9, dtype=torch.int64)
 
     edit_weights(plain_bert, age)
     checkpoint = load_checkpoint(plain_bert)

@@ -123,15 +123,44 @@ def test_pairs_have_types_where_the_tokenizer_says_that_the_model_reads_them(tmp
 
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
-def test_special_tokens_that_are_only_named_are_added(tmp_path, file):
+@pytest.mark.parametrize("name", ["additional_special_tokens", "extra_special_tokens"])
+def test_special_tokens_that_are_only_named_are_added(tmp_path, file, name):
     shutil.copy(DEMO / "tokenizer.json", tmp_path)
     config = transformers.BertConfig(vocab_size=2000)
-    free = load_tokenizer(tmp_path, config).get_vocab_size()
-    named = {"additional_special_tokens": ["[E1]", {"content": "[E2]", "lstrip": False}, "[SEP]"]}
-    (tmp_path / file).write_text(json.dumps(named))
-    assert load_tokenizer(tmp_path, config).encode("[E1][E2]", add_special_tokens=False).ids == [free, free + 1]
+    plain = load_tokenizer(tmp_path, config)
+    free, film = plain.get_vocab_size(), plain.token_to_id("film")
+    named = ["[E1]", {"content": "[E2]", "lstrip": True}, "[SEP]", "film"]
+    (tmp_path / file).write_text(json.dumps({name: named if "extra" not in name else dict(zip("abcd", named))}))
+    found = load_tokenizer(tmp_path, config).encode("[E1] [E2]filmfilm", add_special_tokens=False)
+    assert found.ids == [free, free + 1, film, film]
+    assert found.offsets[1] == (4, 9)  # with the space before it
     small = transformers.BertConfig(vocab_size=free)  # which knows neither
     assert load_tokenizer(tmp_path, small).get_vocab_size() == free
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "settings", "told"),
+    [
+        (
+            {"strip_accents": None},
+            {"strip_accents": False},
+            ["strip_accents is ignored: texts are stripped of accents"],
+        ),
+        ({"strip_accents": False}, {}, ["strip_accents is ignored: texts are not stripped of accents"]),
+        ({"handle_chinese_chars": False}, {}, ["tokenize_chinese_chars is ignored: texts are not split"]),
+        ({"lowercase": False}, {}, ["do_lower_case is ignored: texts are not lower-cased"]),
+        ({"lowercase": False, "strip_accents": False}, {"do_lower_case": False}, []),
+        ({}, {}, []),
+    ],
+)
+@pytest.mark.parametrize("named", [{"tokenizer_class": "BertTokenizer"}, {}], ids=["named", "of the family"])
+def test_a_normalizer_that_is_not_as_the_settings_ask_is_told(plain_bert, normalizer, settings, told, named):
+    made = {"type": "BertNormalizer", "lowercase": True, **NORMALIZER, **normalizer}
+    edit_json(plain_bert / "tokenizer.json", normalizer=made)
+    (plain_bert / "tokenizer_config.json").write_text(json.dumps({**named, **settings}))
+    notes = [note.partition(".json: ")[2] for note in open_checkpoint(plain_bert).notes]
+    assert len(notes) == len(told)
+    assert all(note.startswith(begin) for note, begin in zip(notes, told))
 
 
 def test_ignored_settings_of_sentence_transformers_are_told(tmp_path):

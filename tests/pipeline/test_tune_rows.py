@@ -40,10 +40,13 @@ def test_no_group_is_in_both_halves(numbers, seed):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_large_group_does_not_swallow_a_part(seed):
-    groups = np.array([0] * 700 + [*range(1, 301)])
-    drawn, rest = parted(groups, 0.2, seed)
-    assert (len(drawn), len(rest)) == (200, 800)
+@pytest.mark.parametrize("size", [100, 300, 400, 700])
+@pytest.mark.parametrize("share", [0.2, CONFIRM])
+def test_a_large_group_does_not_swallow_a_part(seed, size, share):
+    groups = np.array([0] * size + [*range(1, 1001 - size)])
+    drawn, rest = parted(groups, share, seed)
+    assert worth(groups[drawn]) == len(drawn) == min(1000 * share, 1000 - size)
+    assert len(rest) == 1000 - len(drawn)
 
 
 def test_pairs_of_one_first_text_are_one_group():

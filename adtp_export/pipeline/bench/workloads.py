@@ -8,7 +8,17 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ...benchmarking.workloads import GRID, SHAPE, SHORTEST, SKEWED, Workload, make_workloads, real_lengths, shape_of
+from ...benchmarking.workloads import (
+    GRID,
+    MOST_TOKENS,
+    SHAPE,
+    SHORTEST,
+    SKEWED,
+    Workload,
+    make_workloads,
+    real_lengths,
+    shape_of,
+)
 from ...data import rows
 from ...data.readers import Text
 from ...data.rows import TextSource
@@ -51,10 +61,11 @@ def names_of(chosen: BenchOptions) -> Sequence[str]:
     """
     names = tuple(dict.fromkeys(listed(chosen.workloads))) or (*GRID, *SKEWED)
     for name in names:
-        if name not in SKEWED and not (SHAPE.fullmatch(name) and shape_of(name)[1] >= SHORTEST):
+        texts, tokens = shape_of(name) if SHAPE.fullmatch(name) else (0, 0)
+        if name not in SKEWED and not (tokens >= SHORTEST and texts * tokens <= MOST_TOKENS):
             raise InputError(
                 f"--workload: got {quoted(name)}; accepted are {', '.join(SKEWED)}, and texts x tokens such as 8x128, of at least "
-                f"{SHORTEST} tokens"
+                f"{SHORTEST} tokens, and {MOST_TOKENS:,} in all"
             )
     return names
 

@@ -276,6 +276,7 @@ def chat_note(decoder: Decoder) -> tuple[Note, ...]:
 
 
 _IGNORED = (
+    "num_beams",
     "no_repeat_ngram_size",
     "suppress_tokens",
     "begin_suppress_tokens",
@@ -290,7 +291,8 @@ _IGNORED = (
 
 
 def _notes(decoder: Decoder) -> tuple[Note, ...]:
-    ignored = [name for name in _IGNORED if getattr(decoder.model.generation_config, name, None)]
+    found = {name: getattr(decoder.model.generation_config, name, None) for name in _IGNORED}
+    ignored = [name for name, value in found.items() if value and (name, value) != ("num_beams", 1)]
     told = (
         (Note(f"generation_config.json: ignored, and followed by transformers: {', '.join(ignored)}"),)
         if ignored

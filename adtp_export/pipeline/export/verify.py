@@ -199,9 +199,11 @@ def _check_loss(name: str, loss: Loss, oracle: OracleRun, limit: float) -> tuple
         )
     if loss.holds(limit):
         return ()
-    least = texts_for(limit)
-    needed = f"that takes {least} or more, by --verify-data FILE" if least else "no number of texts could"
-    return (f"{said}. So few cannot show that it loses at most {limit:g}: {needed}",)
+    if (least := texts_for(limit)) is None:
+        return (f"{said}. No number of texts can show that it loses nothing",)
+    return (
+        f"{said}. So few cannot show that it loses at most {limit:g}: that takes {least} or more, by --verify-data FILE",
+    )
 
 
 def _excused(name: str, parity: Parity) -> tuple[str, ...]:

@@ -22,8 +22,7 @@ from ...training.objectives import for_head
 from ...training.settings import TrainOptions
 from ...training.task import Task, choose_head, make_task
 from .choice import ALPHA
-from .options import INT8, TuneOptions
-from .plan import SHORTLIST
+from .options import TuneOptions
 
 HELD_OUT = 0.2
 """Of the training rows, where no dev rows are given."""
@@ -32,7 +31,7 @@ CONFIRM = 0.4
 DISAGREEMENT = 0.1
 """Share of the rows on which a student and its teacher are not alike right, as students of one point less were found to be."""
 TOO_LARGE = 0.05
-"""Of all rows, by how many a part may exceed its share."""
+"""Share of all rows that makes a group large, and by which a part may exceed what it should have."""
 LEAST = 20
 """Groups of rows, below which no share of them says anything."""
 
@@ -139,13 +138,15 @@ def halves(groups: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def parted(groups: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw whole groups until they hold a share of the rows; return the numbers of their rows and of all others, ascending.
 
-    A group that is much too large for what is left of the share stays among the others, unless there is none but such.
+    Large groups come last, and one that is much too large for what is left of the share stays among the others, unless there is none but
+    such.
     """
     order = list(range(groups.max() + 1))
     random.Random(seed).shuffle(order)
-    sizes, wanted, drawn, held = np.bincount(groups), share * len(groups), list[int](), 0
-    for group in order:
-        if held < wanted and held + sizes[group] <= wanted + TOO_LARGE * len(groups):
+    sizes, wanted, large = np.bincount(groups), share * len(groups), TOO_LARGE * len(groups)
+    drawn, held = list[int](), 0
+    for group in sorted(order, key=lambda group: sizes[group] > large):
+        if held < wanted and held + sizes[group] <= wanted + large:
             drawn.append(group)
             held += sizes[group]
     inside = np.isin(groups, drawn or [min(order, key=lambda group: sizes[group])])
@@ -158,9 +159,8 @@ def renumbered(groups: np.ndarray) -> np.ndarray:
 
 
 def worth(groups: np.ndarray) -> float:
-    """Return how many rows of their own ``groups (rows,)`` are worth: so many groups would be there, were each as large as that of a row
-    that is drawn at random."""
-    return float(1 / np.square(np.bincount(groups) / len(groups)).sum())
+    """Return the number of independent rows that would be as informative as ``groups (rows,)``: n squared by the sum of squared sizes."""
+    return len(groups) ** 2 / float(np.square(np.bincount(groups)).sum())
 
 
 def resolved(rows: float, candidates: int = 1) -> float:
@@ -180,11 +180,6 @@ def least_needed(drop: float, candidates: int = 1) -> int:
     return math.ceil(math.log(candidates / ALPHA) / (drop / 100))
 
 
-def candidates_of(chosen: TuneOptions) -> int:
-    """Return how many candidates are confirmed at most: students, and the model in INT8."""
-    return SHORTLIST + (INT8 in chosen.formats)
-
-
 def check_enough(groups: np.ndarray, halved: Sequence[np.ndarray], chosen: TuneOptions) -> None:
     """Raises InputError where dev rows are too few for anything, or for a proof that is asked for.
 
@@ -197,13 +192,13 @@ def check_enough(groups: np.ndarray, halved: Sequence[np.ndarray], chosen: TuneO
             f"--dev: {rows[0]} rows to choose on and {rows[1]} to confirm on, in {apart[0]} and {apart[1]} groups of texts that do not "
             f"overlap; at least {LEAST} groups of each are needed. Give more texts"
         )
-    drop, count, own = chosen.drop, candidates_of(chosen), worth(groups[halved[1]])
-    if chosen.strict and drop is not None and own < (least := least_needed(drop, count)):
-        holds = math.ceil(10 * 100 * math.log(count / ALPHA) / own) / 10
+    drop, own = chosen.drop, worth(groups[halved[1]])
+    if chosen.strict and drop is not None and own < (least := least_needed(drop)):
+        holds = math.ceil(10 * 100 * math.log(1 / ALPHA) / own) / 10
         raise InputError(
             f"--dev: its {rows[1]} rows to confirm on, {counted(rows[1], own)}, cannot prove that at most {drop:g} points are lost. That "
             f"takes at least {least:,}, or {math.ceil(least / CONFIRM):,} dev rows, even for a student that answers all of them as MODEL "
-            f"does. Give more rows, leave --strict out, or type --max-drop {holds:.1f}"
+            f"does. Give more rows, or leave --strict out{f', or type --max-drop {holds:.1f}' if holds < 100 else ''}"
         )
 
 

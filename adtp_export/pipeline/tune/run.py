@@ -20,10 +20,10 @@ from ...training.trainer import Audience, this_process
 from ..progress import Steps
 from . import directory, exports, times
 from .choice import NEAREST, Candidate, choose, meets
-from .options import TuneOptions
+from .options import INT8, TuneOptions
 from .plan import SHORTLIST, Plan, make_plan, measure_rates
 from .race import Search
-from .rows import Rows, candidates_of, what_rows_show, what_was_cut
+from .rows import Rows, what_rows_show, what_was_cut
 from .shapes import Table, fastest_of, levels
 from .trials import Trials
 
@@ -44,7 +44,7 @@ class Run:
         self._check_order()
         self.precisions, told = times.precisions_here(chosen.formats)
         self.rounds = times.workload(chosen.workload, task)
-        self.shows = what_rows_show(rows.groups, chosen.drop, candidates_of(chosen))
+        self.shows = what_rows_show(rows.groups, chosen.drop, SHORTLIST + (INT8 in self.precisions))
         for note in (str(task), self.shows, told, what_was_cut(task)):
             if note:
                 steps.note(note)

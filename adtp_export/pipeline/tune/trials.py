@@ -211,8 +211,14 @@ class Trials:
         return self.work / TRIALS / trial.name
 
     def told(self, trial: Trial) -> Told:
+        """Raises InputError where it is told of other rows: an earlier version parted them otherwise."""
         with np.load(self.student(trial) / TOLD) as stored:
-            return Told(stored["loss"], stored["score"])
+            told = Told(stored["loss"], stored["score"])
+        if len(told.score) != len(self.rows.groups["dev"]):
+            raise InputError(
+                f"--out: {self.out} has a run of an earlier version, which chose on other rows; give another --out"
+            )
+        return told
 
     def forget(self, trial: Trial) -> None:
         """Remove the weights of a student that will not be chosen."""
