@@ -53,7 +53,8 @@ ROWS = RECORDS / "equal-time-rows.jsonl"
 """Of each data set and size the true classes of the test rows, and which rows overlap."""
 SEEDS = (0, 1, 2)
 SEED_OF_ONE_TEXT = 3
-"""Of long texts, for students at the times of one text at a time: they need a teacher, and those of the other seeds were not kept."""
+"""Of long texts, for students at the times of one text at a time, and of both kinds: they need a teacher, and those of other seeds were
+not kept."""
 HOPELESS = -0.03
 RATES, RATES_AT = (5e-5, 1e-4, 2e-4), (2, 3)
 """Learning rates, among which dev chooses, and the layers whose time the students have that learn at each of them."""
@@ -130,7 +131,7 @@ def planned(dataset: str, arm: tuple[str, int, int, float], seed: int) -> bool:
     """Say whether an arm is run with a seed."""
     kind, at, batch, _ = arm
     if seed == SEED_OF_ONE_TEXT:
-        return dataset == "20news" and (batch == BATCHES[1] or (kind == LAYERS and at < FULL))
+        return dataset == "20news" and (batch == BATCHES[1] or kind == BOTH or (kind == LAYERS and at < FULL))
     return seed == 0 or (dataset, kind, at) != ("20news", LAYERS, FULL)
 
 
