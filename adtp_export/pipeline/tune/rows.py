@@ -196,15 +196,15 @@ def check_enough(groups: np.ndarray, halved: Sequence[np.ndarray], chosen: TuneO
     if chosen.strict and drop is not None and own < (least := least_needed(drop)):
         holds = math.ceil(10 * 100 * math.log(1 / ALPHA) / own) / 10
         raise InputError(
-            f"--dev: its {rows[1]} rows to confirm on, {counted(rows[1], own)}, cannot prove that at most {drop:g} points are lost. That "
+            f"--dev: its {rows[1]} rows to confirm on{counted(rows[1], own)} cannot prove that at most {drop:g} points are lost. That "
             f"takes at least {least:,}, or {math.ceil(least / CONFIRM):,} dev rows, even for a student that answers all of them as MODEL "
             f"does. Give more rows, or leave --strict out{f', or type --max-drop {holds:.1f}' if holds < 100 else ''}"
         )
 
 
 def counted(rows: int, own: float) -> str:
-    """Say what overlapping rows are worth."""
-    return f"which count as {own:,.0f} that do not overlap" if own < 0.95 * rows else "which do not overlap"
+    """Say what rows are worth, if they overlap."""
+    return f", which count as {own:,.0f} that do not overlap," if own < 0.95 * rows else ""
 
 
 def what_rows_show(groups: Mapping[str, np.ndarray], drop: float | None, candidates: int) -> str:
@@ -215,8 +215,8 @@ def what_rows_show(groups: Mapping[str, np.ndarray], drop: float | None, candida
     """
     (choose, own), (confirm, confirming) = ((len(found), worth(found)) for found in (groups["dev"], groups["test"]))
     said = (
-        f"{choose:,} dev rows to choose on, {counted(choose, own)}, tell students apart by some {resolved(own):.1f} points, and "
-        f"{confirm:,} rows to confirm on, {counted(confirm, confirming)}, bound a drop to within "
+        f"{choose:,} dev rows to choose on{counted(choose, own)} tell students apart by some {resolved(own):.1f} points, and "
+        f"{confirm:,} rows to confirm on{counted(confirm, confirming)} bound a drop to within "
         f"{resolved(confirming, candidates):.1f} points"
     )
     if drop is None or confirming >= (wanted := needed(drop, candidates)):
