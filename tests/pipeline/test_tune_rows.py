@@ -70,7 +70,7 @@ def test_fewer_rows_than_a_proof_takes_prove_nothing(drop):
 def test_rows_that_a_proof_takes_are_enough_for_one():
     confirming = needed(1.0)
     assert 2_900 < confirming < 2_950
-    assert needed(1.0, 4) == pytest.approx(1.8 * confirming, rel=0.01)
+    assert 5_200 < needed(1.0, 4) < 5_250
     assert resolved(confirming) <= 1.0 < resolved(confirming - 1)
     assert 100 * 1.645 * math.sqrt(DISAGREEMENT / confirming) < resolved(confirming)
 
