@@ -104,17 +104,15 @@ def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
 
 def _print_others(record: Mapping[str, Any], console: Console) -> None:
     """Name what --strict would have chosen, or what it kept from being chosen."""
-    candidates, best = record["candidates"], record["chosen"]
+    best, fastest = record["chosen"], sorted(record["candidates"], key=lambda each: -each["speedup"])
+    proven, likely = ([each for each in fastest if each["meets"] == sure] for sure in ("proven", "likely"))
     if record["verdict"] == "likely":
-        proven = [each for each in candidates if each["meets"] == "proven"]
-        others = sorted(proven, key=lambda each: -each["speedup"])[:1]
-        begin = "The fastest that is proven, for --strict"
-    else:
-        likely = sorted((each for each in candidates if each["meets"] == "likely"), key=lambda each: -each["speedup"])
-        others = [each for each in likely if best and each["speedup"] > best["speedup"]]
+        others, begin = proven[:1], "The fastest that is proven, for --strict"
+    elif record["published"]:
+        others = [each for each in likely if each["speedup"] > best["speedup"]]
         begin = "Faster and likely, but not proven on so few rows"
-        if not record["published"]:
-            others, begin = likely[:1], "Likely, and published without --strict"
+    else:
+        others, begin = likely[:1], "Likely, and published without --strict"
     if others:
         told = ", ".join(f"{each['told']}, {each['precision']} ({each['speedup']:.2f}x)" for each in others)
         console.print(f"{begin}: {told}")

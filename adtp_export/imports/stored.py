@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import InputError
 from ..io import read_json
-from ..model.weights import INDEX, PICKLE, PICKLE_INDEX, WEIGHTS
+from ..model.weights import PICKLE, WEIGHTS, first_file
 
 MAX_BYTES = 1 << 24
 """Of a pickle that is looked into; that of a model of 1,000 layers has 3 MB."""
@@ -22,16 +22,18 @@ _LEGACY_PICKLES = 4
 
 def weight_names(directory: Path) -> set[str]:
     """Return the names of a directory's weights, of a pickle all texts; none where there are no weights that can be read."""
-    if (path := directory / WEIGHTS).is_file():
-        with contextlib.suppress(SafetensorError, OSError), safe_open(path, framework="pt") as stream:
+    place = first_file(directory)
+    if place is None:
+        return set()
+    if place.name == WEIGHTS:
+        with contextlib.suppress(SafetensorError, OSError), safe_open(place, framework="pt") as stream:
             return set(stream.keys())
         return set()
-    for index in (directory / name for name in (INDEX, PICKLE_INDEX)):
-        if index.is_file():
-            with contextlib.suppress(InputError, KeyError, TypeError):
-                return {str(name) for name in read_json(index)["weight_map"]}
-            return set()
-    return pickled_texts(directory / PICKLE)
+    if place.name == PICKLE:
+        return pickled_texts(place)
+    with contextlib.suppress(InputError, KeyError, TypeError):
+        return {str(name) for name in read_json(place)["weight_map"]}
+    return set()
 
 
 def pickled_texts(path: Path) -> set[str]:

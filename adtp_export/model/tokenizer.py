@@ -104,8 +104,7 @@ def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tok
     with _loading(directory):
         _check_kind(directory, found, config)
         tokenizer = prepared(_with_rows(_with_added(makers[found](directory), directory), config.vocab_size))
-        if TOKEN_TYPE_IDS not in (_settings(directory).get("model_input_names") or INPUTS):
-            without_types(tokenizer)
+        follow_inputs(tokenizer, _settings(directory))
     if (last := max(tokenizer.get_vocab().values(), default=0)) >= config.vocab_size:
         raise InputError(
             f"{directory}: the tokenizer gives ids up to {last}, the model knows {config.vocab_size}; they do not match"
@@ -248,9 +247,10 @@ def with_rows(spelled: dict[str, Any], rows: int) -> dict[str, Any]:
     return {**spelled, "added_tokens": [token for token in spelled.get("added_tokens", []) if token["id"] < rows]}
 
 
-def without_types(tokenizer: Tokenizer) -> None:
-    """Have a tokenizer give the type 0 to all tokens of a pair, as a model reads them whose inputs have no types."""
-    if tokenizer.post_processor is not None:  # of models without it, none has types
+def follow_inputs(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> None:
+    """Have a tokenizer give the type 0 to all tokens of a pair where `model_input_names` in its settings has no token types."""
+    given = settings.get("model_input_names") or INPUTS
+    if TOKEN_TYPE_IDS not in given and tokenizer.post_processor is not None:  # of models without it, none has types
         untyped = _untyped(json.loads(tokenizer.post_processor.__getstate__()))
         made = Tokenizer.from_str(json.dumps({**json.loads(Tokenizer(BPE()).to_str()), "post_processor": untyped}))
         tokenizer.post_processor = made.post_processor

@@ -29,26 +29,32 @@ def check_adapter(directory: Path, where: str = "without its model") -> None:
         )
 
 
+def first_file(directory: Path) -> Path | None:
+    """Return the file that holds the weights, or the index of those that do; None where there is none."""
+    names = (WEIGHTS, INDEX, PICKLE, PICKLE_INDEX)
+    return next((directory / name for name in names if (directory / name).is_file()), None)
+
+
 def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
     """Return the files that hold the weights; raises InputError where there are none, or only a pickle without leave."""
     if any((directory / name).is_file() for name in ADAPTER_WEIGHTS):
         check_adapter(directory, "beside its model")
-    if (directory / WEIGHTS).is_file():
-        return [directory / WEIGHTS]
-    if (directory / INDEX).is_file():
-        return _shards(directory / INDEX, ".safetensors")
-    for name in (PICKLE, PICKLE_INDEX):
-        if not (directory / name).is_file():
-            continue
-        if allow_pickle:
-            return [directory / name] if name == PICKLE else _shards(directory / name, ".bin")
+    place = first_file(directory)
+    if place is None:
+        check_adapter(directory)
+        export = "is an export; give the model that it was made from" if (directory / MANIFEST_NAME).is_file() else ""
         raise InputError(
-            f"{directory} has pickled weights only ({name}), and unpickling can run code. "
+            f"{directory} {export or f'has no weights; accepted are {WEIGHTS} or {INDEX} with its shards'}"
+        )
+    pickled = place.name in (PICKLE, PICKLE_INDEX)
+    if pickled and not allow_pickle:
+        raise InputError(
+            f"{directory} has pickled weights only ({place.name}), and unpickling can run code. "
             "Convert them to safetensors, or add --allow-pickle if you trust the file"
         )
-    check_adapter(directory)
-    export = "is an export; give the model that it was made from" if (directory / MANIFEST_NAME).is_file() else ""
-    raise InputError(f"{directory} {export or f'has no weights; accepted are {WEIGHTS} or {INDEX} with its shards'}")
+    if place.name in (INDEX, PICKLE_INDEX):
+        return _shards(place, ".bin" if pickled else ".safetensors")
+    return [place]
 
 
 def _shards(index: Path, ending: str) -> list[Path]:

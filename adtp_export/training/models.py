@@ -17,7 +17,7 @@ from transformers import (
     set_seed,
 )
 
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, INPUTS, TOKEN_TYPE_IDS
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS
 from ..data.truncate import unset
 from ..data.windows import MINIMUM
 from ..errors import InputError, did_you_mean, quoted
@@ -29,7 +29,7 @@ from ..model.heads import head_class
 from ..model.heads.embedding import PrunedEncoderForEmbedding
 from ..model.heads.sequence import AdtpBertForSequenceClassification
 from ..model.structured import INTERMEDIATE_SIZES, PRUNED_HEADS, pruned_heads
-from ..model.tokenizer import without_types
+from ..model.tokenizer import follow_inputs
 from .data import Labels
 from .methods import for_method
 from .objectives import Objective
@@ -55,10 +55,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
         raise InputError(f"{source}: accepted is a fast tokenizer with a padding token; BERT's has both")
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes such a one where there are no files
         raise InputError(f"{source}: its tokenizer knows no words; copy tokenizer.json of the model there")
-    if TOKEN_TYPE_IDS not in (
-        tokenizer.init_kwargs.get("model_input_names") or INPUTS
-    ):  # as an export of it reads texts
-        without_types(tokenizer.backend_tokenizer)
+    follow_inputs(tokenizer.backend_tokenizer, tokenizer.init_kwargs)  # as an export of it does
     return tokenizer  # type: ignore[return-value] # typed as every backend there is
 
 

@@ -223,9 +223,8 @@ class StageTrainer(Trainer):
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
         self.check_losses()
         figures = {f"eval_{name}": value for name, value in self.stage.judged().items()}
-        (figures,) = broadcast_object_list(
-            [figures]
-        )  # processes that disagreed on the best one would wait for each other
+        # Processes that disagreed on the best checkpoint would wait for each other.
+        (figures,) = broadcast_object_list([figures])
         if self.state.global_step < self.stage.final_from * self.state.max_steps:
             figures["eval_score"] = -math.inf
         self.log(figures)

@@ -53,8 +53,8 @@ ROWS = RECORDS / "equal-time-rows.jsonl"
 """Of each data set and size the true classes of the test rows, and which rows overlap."""
 SEEDS = (0, 1, 2)
 SEED_OF_ONE_TEXT = 3
-"""Of long texts, for students at the times of one text at a time, and of both kinds: they need a teacher, and those of other seeds were
-not kept."""
+"""Of long texts, for AD-TP at the times of one text at a time, and for what it is compared with: its students need one teacher, and those
+of the other seeds were not kept."""
 HOPELESS = -0.03
 RATES, RATES_AT = (5e-5, 1e-4, 2e-4), (2, 3)
 """Learning rates, among which dev chooses, and the layers whose time the students have that learn at each of them."""

@@ -208,12 +208,13 @@ def _check_loss(name: str, loss: Loss, oracle: OracleRun, limit: float) -> tuple
 
 def _excused(name: str, parity: Parity) -> tuple[str, ...]:
     """Return a note on rows whose tokens may differ, with the first of them; none where there are none."""
-    flips = parity.excused_flips
-    return tuple(
-        f"{name}: {len(flips)} of {parity.rows} rows keep other tokens, because a decision was too close to call: in row {flip.row} at "
+    if not parity.excused_flips:
+        return ()
+    flip, rows = parity.excused_flips[0], len(parity.excused_flips)
+    return (
+        f"{name}: {rows} of {parity.rows} rows keep other tokens, because a decision was too close to call: in row {flip.row} at "
         f"site {flip.site} its margin is {flip.margin:.2e}, below the rounding error of {flip.bound:.2e}"
-        + ("; manifest.json lists them" if len(flips) > 1 else "")
-        for flip in flips[:1]
+        + ("; manifest.json lists them" if rows > 1 else ""),
     )
 
 
