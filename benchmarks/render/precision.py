@@ -21,7 +21,9 @@ def _speed_of_shape(shape: str, part: dict[str, Any]) -> str:
         lines.append([precision, *(f"{row['p50_ms']:.1f}, {quoted(row)}" for row in timed)])
     device, versions, layers = part["device"], part["versions"], part["layers"]
     kind = "family {family}, model {model}".format(**device["hardware"])
-    told = f"{device['model']} ({kind}) with {', '.join(device['instructions'])}, ONNX Runtime {versions['onnxruntime']}"
+    told = (
+        f"{device['model']} ({kind}) with {', '.join(device['instructions'])}, ONNX Runtime {versions['onnxruntime']}"
+    )
     peers = {"CTranslate2": "ctranslate2", "OpenVINO": "openvino", "llama.cpp": "llama.cpp"}
     timed_peers = [
         f"{name} {versions[key]}" for name, key in peers.items() if any(p.startswith(name) for p in precisions)
