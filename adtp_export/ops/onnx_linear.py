@@ -65,6 +65,12 @@ def AdtpBf16LinearGelu(x, weight, bias, in_features: int):
 
 
 @script(OURS)
+def AdtpBf16LinearQkv(x, weight, bias, in_features: int):
+    queries, keys, values = op.Split(AdtpBf16Linear(x, weight, bias, in_features), num_outputs=3, axis=1)
+    return queries, keys, values
+
+
+@script(OURS)
 def QuantizeRows(x, least_scale: float):
     """Give each row 256 numbers from its smallest to its largest value, with 0 among them; NaN where the row has one, or an infinity.
 
@@ -114,6 +120,13 @@ def AdtpInt8Linear(x, factors, weight, scale, sums, bias, in_features: int, leas
 @script(OURS)
 def AdtpInt8LinearGelu(x, factors, weight, scale, sums, bias, in_features: int, least_scale: float = LEAST_SCALE):
     return op.Gelu(IntegerLinear(x, factors, weight, scale, sums, bias, in_features, least_scale))
+
+
+@script(OURS)
+def AdtpInt8LinearQkv(x, factors, weight, scale, sums, bias, in_features: int, least_scale: float = LEAST_SCALE):
+    whole = IntegerLinear(x, factors, weight, scale, sums, bias, in_features, least_scale)
+    queries, keys, values = op.Split(whole, num_outputs=3, axis=1)
+    return queries, keys, values
 
 
 @script(OURS)
@@ -180,7 +193,7 @@ def linear_functions() -> tuple[onnx.FunctionProto, ...]:
     """The bodies of all operators: standard operators, opset 20."""
     written_out = (Unpack, QuantizeRows, IntegerLinear, AdtpBf16Linear)
     operators = (
-        *(AdtpBf16Linear, AdtpBf16LinearGelu, AdtpBf16LinearAddNorm, AdtpBf16FeedForwardAddNorm),
-        *(AdtpInt8Linear, AdtpInt8LinearGelu, AdtpInt8LinearAddNorm, AdtpInt8FeedForwardAddNorm),
+        *(AdtpBf16Linear, AdtpBf16LinearGelu, AdtpBf16LinearQkv, AdtpBf16LinearAddNorm, AdtpBf16FeedForwardAddNorm),
+        *(AdtpInt8Linear, AdtpInt8LinearGelu, AdtpInt8LinearQkv, AdtpInt8LinearAddNorm, AdtpInt8FeedForwardAddNorm),
     )
     return tuple(flat(each, [part for part in written_out if part is not each]) for each in operators)

@@ -32,6 +32,9 @@ struct Linear
     // Where it is given, results go there in place of y, as rows in bf16 that another product takes.
     uint8_t* low = nullptr;
     int64_t lowPitch = 0;
+    // Where they are given, y has the first third of the columns, and these have the others: (M, N/3) each, N/3 a multiple of kColumns.
+    float* second = nullptr;
+    float* third = nullptr;
 };
 
 // y = the norm of y + residual over each row of N, times gamma, plus beta.

@@ -26,8 +26,8 @@ constexpr int64_t kBf16Bytes = Bf16::kRowBytes / 2; // of a value
 constexpr int64_t kAnyTile = 12; // what tiles of 12, 6 and 4 rows divide
 constexpr float kLeastScale = 1.17549435e-38F; // the smallest normal number: its inverse is finite
 
-// x * (1 + erf(x / sqrt(2))) / 2. erf is Abramowitz and Stegun's 7.1.26, which is off by at most 1.5e-7. NaN stays NaN, and so does
-// infinity, whose inverse is none.
+// x * (1 + erf(x / sqrt(2))) / 2. erf is Abramowitz and Stegun's 7.1.26, which is off by at most 1.5e-7. NaN stays NaN. 1e30 is
+// there for infinity, whose inverse is not 0 where it is refined from an estimate.
 inline Vector gelu(Vector x)
 {
     Vector const one = Vector::of(1.0F);
@@ -52,6 +52,25 @@ inline Vector gelu(Vector x)
     return x * whereNegative(x, half, one - half);
 }
 
+// Where a column of the first row goes, and by how many values rows lie apart.
+struct Place
+{
+    float* first;
+    int64_t pitch;
+};
+
+inline Place placeOf(Linear const& call, int64_t column)
+{
+    if (!call.second)
+    {
+        return {call.y + column, call.n};
+    }
+    int64_t const width = call.n / 3;
+    return column < width  ? Place{call.y + column, width}
+        : column < 2 * width ? Place{call.second + column - width, width}
+                             : Place{call.third + column - 2 * width, width};
+}
+
 // kVectors vectors of Rows rows. Columns from n on are zeros in the weights, and are not stored.
 template <typename Kind, int32_t Rows, int32_t Vectors>
 inline void finish(Linear const& call, LowRows const& rows, int64_t row, int64_t column, typename Kind::Sums const (&sums)[Rows][Vectors])
@@ -66,6 +85,7 @@ inline void finish(Linear const& call, LowRows const& rows, int64_t row, int64_t
         }
         auto const some = static_cast<int32_t>(left);
         Vector const bias = Vector::loadSome(call.bias + c, some);
+        Place const place = placeOf(call, c);
         ADTP_UNROLL for (int32_t r = 0; r < Rows; ++r)
         {
             Vector y = Kind::real(call, rows, row + r, c, some, sums[r][v]) + bias;
@@ -75,8 +95,8 @@ inline void finish(Linear const& call, LowRows const& rows, int64_t row, int64_t
                 storeBf16(call.low + (row + r) * call.lowPitch + kBf16Bytes * c, y, some);
                 continue;
             }
-            float* const place = call.y + (row + r) * call.n + c;
-            some == kLanes ? Vector::store(place, y) : Vector::storeSome(place, y, some);
+            float* const to = place.first + (row + r) * place.pitch;
+            some == kLanes ? Vector::store(to, y) : Vector::storeSome(to, y, some);
         }
     }
 }

@@ -1,5 +1,5 @@
-// AdtpBf16Linear(x, weight, bias) and AdtpInt8Linear(x, factors, weight, scale, sums, bias), each with and without a GELU, and a
-// plain C function that tests call.
+// AdtpBf16Linear(x, weight, bias) and AdtpInt8Linear(x, factors, weight, scale, sums, bias), each alone, with a GELU, and with results
+// for queries, keys and values, and a plain C function that tests call.
 #include "linear_operators.h"
 
 namespace adtp
@@ -15,7 +15,17 @@ struct Kernel
     int64_t inFeatures;
 };
 
-template <bool Int8, bool Gelu>
+enum class After
+{
+    kNothing,
+    kGelu,
+    kQkv
+};
+
+constexpr char const* kNames[2][3] = {
+    {"AdtpBf16Linear", "AdtpBf16LinearGelu", "AdtpBf16LinearQkv"}, {"AdtpInt8Linear", "AdtpInt8LinearGelu", "AdtpInt8LinearQkv"}};
+
+template <bool Int8, After Then>
 ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
 {
     ort::Api const& api = kernel.api;
@@ -38,27 +48,35 @@ ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
     }
     call.x = static_cast<float const*>(x.data);
     call.m = x.shape[0];
-    call.gelu = Gelu;
-    int64_t const shape[2] = {call.m, call.n};
-    void* y = nullptr;
-    status = output(api, context, 0, &shape[0], 2, &y);
-    if (status)
+    call.gelu = Then == After::kGelu;
+    constexpr bool qkv = Then == After::kQkv;
+    if (qkv && call.n % (3 * kColumns) != 0)
     {
-        return status;
+        return refuse(api, kWho, "queries, keys and values must each have a multiple of 16 columns");
     }
-    call.y = static_cast<float*>(y);
+    int64_t const shape[2] = {call.m, qkv ? call.n / 3 : call.n};
+    float** const results[] = {&call.y, &call.second, &call.third};
+    for (size_t i = 0; i < (qkv ? 3 : 1); ++i)
+    {
+        void* y = nullptr;
+        status = output(api, context, i, &shape[0], 2, &y);
+        if (status)
+        {
+            return status;
+        }
+        *results[i] = static_cast<float*>(y);
+    }
     Ran const ran = runLinear(call, bestLevel(), onThreads(api, context, status));
     return ran == Ran::kShortOfMemory ? refuse(api, kWho, "out of memory") : status;
 }
 
-template <bool Int8, bool Gelu>
+template <bool Int8, After Then>
 ort::Operator makeOperator()
 {
     ort::Operator made{};
     setLinear<Kernel>(made);
-    made.getName = [](ort::Operator const*) {
-        return Int8 ? (Gelu ? "AdtpInt8LinearGelu" : "AdtpInt8Linear") : (Gelu ? "AdtpBf16LinearGelu" : "AdtpBf16Linear");
-    };
+    made.getName = [](ort::Operator const*) { return kNames[Int8][static_cast<size_t>(Then)]; };
+    made.getOutputCount = [](ort::Operator const*) -> size_t { return Then == After::kQkv ? 3 : 1; };
     made.getInputType = [](ort::Operator const*, size_t i) {
         return i == 0 ? ort::kFloat : typeOfProduct<Int8>(i - 1);
     };
@@ -72,7 +90,7 @@ ort::Operator makeOperator()
         return keep(wanted, status, kWho, kernel);
     };
     made.computeV2 = [](void* kernel, ort::KernelContext* context) {
-        return compute<Int8, Gelu>(*static_cast<Kernel const*>(kernel), context);
+        return compute<Int8, Then>(*static_cast<Kernel const*>(kernel), context);
     };
     return made;
 }
@@ -81,8 +99,9 @@ ort::Operator makeOperator()
 
 ort::Status* addLinearOperators(ort::Api const& api, ort::Domain* domain)
 {
-    static ort::Operator const operators[] = {makeOperator<false, false>(), makeOperator<false, true>(),
-        makeOperator<true, false>(), makeOperator<true, true>()};
+    static ort::Operator const operators[] = {makeOperator<false, After::kNothing>(), makeOperator<false, After::kGelu>(),
+        makeOperator<false, After::kQkv>(), makeOperator<true, After::kNothing>(), makeOperator<true, After::kGelu>(),
+        makeOperator<true, After::kQkv>()};
     return addAll(api, domain, operators);
 }
 

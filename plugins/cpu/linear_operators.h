@@ -7,7 +7,7 @@
 namespace adtp
 {
 
-// Add AdtpBf16Linear, AdtpInt8Linear, and both with a GELU behind them.
+// Add AdtpBf16Linear, AdtpInt8Linear, and both with a GELU behind them, or with results for queries, keys and values.
 ort::Status* addLinearOperators(ort::Api const& api, ort::Domain* domain);
 
 // Add those with a sum and norm behind one product, or behind the two of a feed-forward network.
@@ -85,7 +85,7 @@ inline auto onThreads(ort::Api const& api, ort::KernelContext const* context, or
     };
 }
 
-// What all of these operators answer with: one result in fp32, and how a kernel ends.
+// What all of these operators answer with: results in fp32, one unless they say otherwise; and how a kernel ends.
 template <typename Kernel>
 void setLinear(ort::Operator& made)
 {

@@ -13,7 +13,7 @@ struct Lanes
     int32_t places[kVectors * kLanes]; // positions
     float from[kVectors * kLanes]; // first and last key that each sees, from the block's first
     float last[kVectors * kLanes]; // exact below 2^24 keys
-    bool consecutive; // positions, of which some may be equal
+    bool consecutive; // each position is the one before it plus 1
     int64_t begin; // keys that all see
     int64_t end;
 

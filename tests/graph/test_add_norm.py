@@ -14,6 +14,7 @@ from adtp_export.contract import (
     BF16_LINEAR,
     DOMAIN,
     GELU,
+    IN_THREE,
     INT8_FEED_FORWARD,
     INT8_LINEAR,
     INTERMEDIATE,
@@ -79,7 +80,7 @@ def test_layers_are_three_operators_and_attention(precision, sites):
     run_passes(model, (FuseAddNorm(),))
     whole = with_bodies(model)
     onnx.checker.check_model(ir.to_proto(whole), full_check=False)
-    assert operators(model) == sorted([linear, f"{linear}{ADD_NORM}", feed_forward] * LAYERS)
+    assert operators(model) == sorted([f"{linear}{IN_THREE}", f"{linear}{ADD_NORM}", feed_forward] * LAYERS)
     norms = [node for node in model.graph if node.op_type == "LayerNormalization"]
     assert all(node.name.startswith("unpad") for node in norms)  # of embeddings
     assert {name for domain, name, _ in whole.functions if "Attention" not in name} == set(operators(model))
@@ -106,8 +107,19 @@ def test_a_gelu_by_tanh_stays(monkeypatch, precision):
     model = lowered(make_encoder("bert", "none"), precision)
     run_passes(model, (FuseAddNorm(),))
     gelus = [node for node in model.graph if node.op_type == "Gelu"]
-    assert operators(model) == sorted([linear, f"{linear}{ADD_NORM}"] * 2 * len(gelus))
+    assert operators(model) == sorted([f"{linear}{IN_THREE}", linear, *[f"{linear}{ADD_NORM}"] * 2] * len(gelus))
     assert [node.attributes["approximate"].as_string() for node in gelus] == ["tanh"] * LAYERS
+
+
+@pytest.mark.parametrize("precision", NAMES)
+@pytest.mark.parametrize("hidden_size", [64, 40])
+def test_queries_keys_and_values_are_results_of_their_product(monkeypatch, precision, hidden_size):
+    """Unless their width is no multiple of 16, of which blocks of weights have as many columns."""
+    monkeypatch.setitem(TINY_BACKBONES["bert"], "hidden_size", hidden_size)
+    linear, _ = NAMES[precision]
+    found = [(node.domain, node.op_type) for node in lowered(make_encoder("bert", "none"), precision).graph]
+    (used, other) = ((DOMAIN, f"{linear}{IN_THREE}"), ("", "Split"))[:: 1 if hidden_size == 64 else -1]
+    assert (found.count(used), found.count(other)) == (LAYERS, 0)
 
 
 @pytest.mark.parametrize("read", ["total", "product", "inner"])

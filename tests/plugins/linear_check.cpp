@@ -232,6 +232,29 @@ bool staysInItsRow(char const* level, Product product, float wrong)
         || failed(level, product, "a number that is none leaves its row");
 }
 
+// Three results, each in an array of its own, are the columns of one.
+bool isTheSameInThree(char const* level, int64_t m, int64_t k, int64_t n, bool int8)
+{
+    Product const product = anyProduct(m, k, n, int8);
+    int64_t const width = n / 3;
+    std::vector<float> const whole = product.run(level);
+    std::vector<float> first(m * width, NAN), second(first), third(first);
+    adtp::Linear call = product.callTo(first.data());
+    call.second = second.data();
+    call.third = third.data();
+    bool good = gRun.linear(&call, level) == 0;
+    for (int64_t r = 0; r < m; ++r)
+    {
+        float const* row = whole.data() + r * n;
+        for (std::vector<float> const* part : {&first, &second, &third})
+        {
+            good = good && isSame(part->data() + r * width, row, width);
+            row += width;
+        }
+    }
+    return good || failed(level, product, "three results");
+}
+
 // Two products and a norm, in pieces and by columns: the same numbers.
 bool isTheSameInPieces(char const* level, int64_t m, int64_t k, int64_t inner, bool int8)
 {
@@ -288,6 +311,7 @@ bool areAllSizesRight(char const* level)
         {
             good = good && (m == 101 || isTheSameInPieces(level, m, k, 2 * k + 1, true));
             good = good && (m == 101 || isTheSameInPieces(level, m, k, 2 * k + 1, false));
+            good = good && (m == 0 || (isTheSameInThree(level, m, k, 48, true) && isTheSameInThree(level, m, k, 240, false)));
             for (int64_t const n : {1, 15, 16, 17, 63, 65, 129})
             {
                 good = good && holds(level, m, k, n, true, m % 2) && holds(level, m, k, n, false, m % 2);

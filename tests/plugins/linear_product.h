@@ -91,9 +91,14 @@ struct Product
     std::vector<float> run(char const* level) const
     {
         std::vector<float> y(m * n, NAN);
-        adtp::Linear const call{x.data(), int8 ? factors.data() : nullptr, packed.data(), int8 ? scale.data() : nullptr,
-            int8 ? sums.data() : nullptr, bias.data(), y.data(), m, k, n, gelu};
+        adtp::Linear const call = callTo(y.data());
         return gRun.linear(&call, level) == 0 ? y : std::vector<float>();
+    }
+
+    adtp::Linear callTo(float* y) const
+    {
+        return {x.data(), int8 ? factors.data() : nullptr, packed.data(), int8 ? scale.data() : nullptr, int8 ? sums.data() : nullptr,
+            bias.data(), y, m, k, n, gelu};
     }
 
     Product row(int64_t r) const

@@ -18,6 +18,7 @@ from linear_calls import (
     make_factors,
     make_product,
     multiply,
+    multiply_in_three,
 )
 from testbed import ROOT
 
@@ -28,6 +29,7 @@ from adtp_export.contract import (
     EPSILON,
     GELU,
     IN_FEATURES,
+    IN_THREE,
     INNER_FEATURES,
     INT8_FEED_FORWARD,
     INT8_LINEAR,
@@ -45,8 +47,8 @@ def kernel(request):
     """One form of the kernel."""
     library, level, lacking = library_and_level(request)
 
-    def run(x, tensors, bias, gelu):
-        return multiply(library, x, tensors, bias, gelu, level)
+    def run(x, tensors, bias, gelu, call=multiply):
+        return call(library, x, tensors, bias, gelu, level)
 
     x, weight, bias = make_product(1, 4, 16)
     if run(x, constants("bf16", weight), bias, False) is None:
@@ -73,6 +75,18 @@ def test_sizes(kernel, precision, gelu, m, k, n, seed):
 @pytest.mark.parametrize(("m", "k", "n"), [(200, 384, 1536), (97, 130, 200), (1, 1536, 384)])
 def test_several_pieces(kernel, precision, m, k, n):
     check(kernel, precision, make_product(m, k, n), True)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@given(st.sampled_from([0, 1, 7, 40, 193]), st.integers(1, 70), st.integers(1, 6), st.integers(0, 2**16))
+@settings(max_examples=15, deadline=None)
+def test_three_results(kernel, precision, m, k, blocks, seed):
+    """To the bit, the columns of one."""
+    x, weight, bias = make_product(m, k, 48 * blocks, seed)
+    tensors = constants(precision, weight)
+    whole = kernel(x, tensors, bias, False)
+    found = kernel(x, tensors, bias, False, multiply_in_three)
+    np.testing.assert_array_equal(np.concatenate(list(found), 1), whole)
 
 
 @pytest.mark.parametrize("gelu", [False, True], ids=["", "gelu"])
@@ -185,8 +199,8 @@ def test_a_row_does_not_depend_on_its_neighbours(kernel, precision):
 
 def test_names_are_those_of_the_contract():
     source = (SOURCES / "linear_operators.cpp").read_text(encoding="utf-8")
-    names = re.findall(r'Gelu \? "(\w+)" : "(\w+)"', source)
-    assert sorted(names) == sorted((f"{name}{GELU}", name) for name in (BF16_LINEAR, INT8_LINEAR))
+    names = re.findall(r'\{"(\w+)", "(\w+)", "(\w+)"\}', source)
+    assert names == [(name, f"{name}{GELU}", f"{name}{IN_THREE}") for name in (BF16_LINEAR, INT8_LINEAR)]
     assert re.findall(ATTRIBUTE, source) == [IN_FEATURES]
     source = (SOURCES / "chain_operators.cpp").read_text(encoding="utf-8")
     names = re.findall(r'Two \? "(\w+)" : "(\w+)"', source)

@@ -20,6 +20,7 @@ from adtp_export.contract import (
     EPSILON,
     GELU,
     IN_FEATURES,
+    IN_THREE,
     INNER_FEATURES,
     INT8_FEED_FORWARD,
     INT8_LINEAR,
@@ -38,14 +39,14 @@ LEVELS = [
 ]
 
 
-def one_node(name, x_width, tensors, width, **attributes):
-    """A model of one node with its portable body: rows of x times constants are rows of y."""
-    node = helper.make_node(name, ["x", *tensors], ["y"], domain=DOMAIN, **attributes)
+def one_node(name, x_width, tensors, width, results=("y",), **attributes):
+    """A model of one node with its portable body: rows of x times constants are rows of y, or of several results."""
+    node = helper.make_node(name, ["x", *tensors], results, domain=DOMAIN, **attributes)
     graph = helper.make_graph(
         [node],
         "node",
         [helper.make_tensor_value_info("x", FLOAT, ["T", x_width])],
-        [helper.make_tensor_value_info("y", FLOAT, ["T", width])],
+        [helper.make_tensor_value_info(result, FLOAT, ["T", width]) for result in results],
         [numpy_helper.from_array(array, key) for key, array in tensors.items()],
     )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
@@ -103,6 +104,29 @@ def test_a_single_factor_is_1(operators_library):
     model = one_product("int8", weight, bias, factors=np.full(1, 2, np.float32))
     with pytest.raises(Exception, match="do not fit one another"):
         session(model, operators_library).run(None, {"x": x})
+
+
+def three_results(precision, weight, bias):
+    name, tensors = f"{OPERATORS[precision]}{IN_THREE}", {**constants(precision, weight), "bias": bias}
+    return one_node(name, weight.shape[1], tensors, len(bias) // 3, ("q", "k", "v"), **{IN_FEATURES: weight.shape[1]})
+
+
+@pytest.mark.parametrize("precision", OPERATORS)
+@pytest.mark.parametrize("m", [0, 1, 300])
+def test_three_results_are_the_columns_of_one(operators_library, precision, m):
+    """To the bit, in operators and in bodies; of no rows, bodies cannot be run."""
+    x, weight, bias = make_product(m, 96, 3 * 48)
+    for library in (operators_library, None) if m else (operators_library,):
+        (whole,) = session(one_product(precision, weight, bias), library).run(None, {"x": x})
+        found = session(three_results(precision, weight, bias), library).run(None, {"x": x})
+        np.testing.assert_array_equal(np.stack(found), whole.reshape(m, 3, 48).transpose(1, 0, 2))
+
+
+@pytest.mark.parametrize("precision", OPERATORS)
+def test_three_results_of_other_widths_are_an_error(operators_library, precision):
+    x, weight, bias = make_product(2, 32, 3 * 40)
+    with pytest.raises(Exception, match="must each have a multiple of 16 columns"):
+        session(three_results(precision, weight, bias), operators_library).run(None, {"x": x})
 
 
 @pytest.mark.parametrize("precision", OPERATORS)

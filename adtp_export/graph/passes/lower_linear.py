@@ -1,4 +1,4 @@
-"""Give the encoder's matrix products, each with the GELU behind it, to the operators of lower precision."""
+"""Give the encoder's matrix products, each with the GELU or the Split behind it, to the operators of lower precision."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from ...contract import (
     DOMAIN_VERSION,
     GELU,
     IN_FEATURES,
+    IN_THREE,
     INT8_LINEAR,
     METADATA,
     PRECISION,
     PRODUCTS,
 )
 from ...ops import onnx_linear
-from .patterns import is_exact_gelu, read_once
+from .patterns import is_exact_gelu, is_split_in_three, read_once
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,16 @@ class LowerLinear(InPlacePass):
             operator = INT8_LINEAR
         constants = [_constant(graph, f"{name}.{operator}/{key}", array) for key, array in tensors.items()]
         constants += bias or [_constant(graph, f"{name}.{operator}/bias", np.zeros(n, np.float32))]
-        last, following = gemm, [node for node, _ in gemm.outputs[0].uses()]
-        if read_once(gemm.outputs[0]) and is_exact_gelu(following[0]):
-            last, operator = following[0], f"{operator}{GELU}"
-        linear = ir.node(operator, [x, *constants], {IN_FEATURES: int(k)}, domain=DOMAIN, name=f"{name}/{operator}")
+        last, ending = _behind(gemm, int(n))
+        operator += ending
+        linear = ir.node(
+            operator,
+            [x, *constants],
+            {IN_FEATURES: int(k)},
+            domain=DOMAIN,
+            name=f"{name}/{operator}",
+            num_outputs=len(last.outputs),
+        )
         old = [gemm] if last is gemm else [last, gemm]
         graph.insert_before(last, linear)
         ir.convenience.replace_all_uses_with(last.outputs, linear.outputs)
@@ -91,6 +98,18 @@ class LowerLinear(InPlacePass):
             found = sum(node.op_type.startswith(INT8_LINEAR) for node in model.graph)
             if found != wanted:
                 raise PostconditionError(f"{found} of {wanted} products became {INT8_LINEAR}")
+
+
+def _behind(gemm: ir.Node, width: int) -> tuple[ir.Node, str]:
+    """Return the last node that an operator takes the place of, and the ending of its name."""
+    if not read_once(gemm.outputs[0]):
+        return gemm, ""
+    ((following, _),) = gemm.outputs[0].uses()
+    if is_exact_gelu(following):
+        return following, GELU
+    if is_split_in_three(following) and width % (3 * onnx_linear.COLUMNS) == 0:
+        return following, IN_THREE
+    return gemm, ""
 
 
 def _constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:

@@ -43,6 +43,14 @@ def _is_packed(value: ir.Value | None, like: ir.Value) -> bool:
     return shape is not None and len(shape) == 2 and shape == like.shape and is_known(shape)
 
 
+def is_split_in_three(node: ir.Node) -> bool:
+    """Say whether a node divides packed states into three of equal widths, as queries, keys and values are."""
+    if (node.domain, node.op_type) != ("", "Split") or "num_outputs" not in node.attributes or len(node.inputs) > 1:
+        return False
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+    return axis in LAST_AXIS and node.attributes["num_outputs"].as_int() == 3
+
+
 def is_exact_gelu(node: ir.Node) -> bool:
     """Say whether a node is a GELU by the error function. Some models have an approximation by tanh, which gives other numbers."""
     if (node.domain, node.op_type) != ("", "Gelu"):
