@@ -127,5 +127,7 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
 def check_int(name: str, value: object, least: int, most: int = 2**31 - 1) -> None:
     """Raises InputError unless the value is an integer of at least `least`, and at most `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        accepted = f"of at least {least}" if most == 2**31 - 1 else f"from {least} to {most}"
-        raise InputError(f"{name} must be an integer {accepted}, got {quoted(value)}")
+        told = most < 2**31 - 1 or (isinstance(value, int) and value > most)
+        accepted = f"from {least} to {most}" if told else f"of at least {least}"
+        kind = "a Python int" if hasattr(value, "__index__") and not isinstance(value, int) else "an integer"
+        raise InputError(f"{name} must be {kind} {accepted}, got {quoted(value)}")

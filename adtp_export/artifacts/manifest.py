@@ -5,10 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+from ..errors import AdtpError, InputError
 from .directory import OutputDirectory, recover, writing
 from .records import MANIFEST_NAME, Manifest, file_entry
+
+ATTEMPTS = 10
+"""To read a directory that exporters keep replacing."""
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -20,6 +25,33 @@ def read_manifest(directory: Path) -> Manifest:
     with contextlib.suppress(OSError, ValueError):  # the manifest's own message says more
         recover(directory)
     return Manifest.read(directory)
+
+
+def open_settled(directory: Path, open_files: Callable[[Manifest], None]) -> None:
+    """Open an output directory, and anew where another export takes its place meanwhile.
+
+    Args:
+        open_files: takes the manifest, and opens what it lists.
+
+    Raises:
+        AdtpError: what `read_manifest` and `open_files` raise; or the directory does not settle.
+    """
+    for _ in range(ATTEMPTS):
+        manifest = read_manifest(directory)
+        try:
+            open_files(manifest)
+        except AdtpError:
+            if not is_replaced(directory, manifest):
+                raise
+        else:
+            if not is_replaced(directory, manifest):
+                return
+    raise InputError(f"{directory} was replaced {ATTEMPTS} times while it was read; try again later")
+
+
+def is_replaced(directory: Path, manifest: Manifest) -> bool:
+    """Say whether another directory is in this one's place since its manifest was read."""
+    return read_manifest(directory) != manifest
 
 
 def list_files(manifest: Manifest, work: Path) -> Manifest:

@@ -222,6 +222,7 @@ def command(options: argparse.Namespace) -> int:
                     continue
                 explanation = {} if told is None else {"explanation": _as_json(told, deployment.sites)}
                 print_json({**named, **answer, **explanation}, indent=None)
+            sys.stdout.flush()
             count(len(chunk))
     return 0
 

@@ -116,7 +116,11 @@ def _parse(
         return
     table = None if kind == ".jsonl" else _table(lines, kind)
     rows = json_rows(stream, path) if table is None else lines.rows(table)
-    first = next(rows, None)
+    try:
+        first = next(rows, None)
+    except csv.Error:
+        _check_header(list((table and table.fieldnames) or ()), [], path, kind)
+        raise
     if first is None:
         return
     present = list(first if table is None else table.fieldnames or ())
@@ -126,10 +130,16 @@ def _parse(
             check_label_column(present, path, label_column, columns)
     except InputError:
         if kind != ".jsonl":
-            _check_header(present, [first, *itertools.islice(rows, _LOOKED_AT)], path, kind)
+            _check_header(present, [first, *_readable(itertools.islice(rows, _LOOKED_AT))], path, kind)
         raise
     for number, row in enumerate(itertools.chain([first], rows), start=1):
         yield _text_and_label(row, columns, label_column, f"{path}: row {number}")
+
+
+def _readable(rows: Iterator[Any]) -> Iterator[Any]:
+    """Pass rows on, until one cannot be read as a row of a table."""
+    with contextlib.suppress(csv.Error):
+        yield from rows
 
 
 def _text_and_label(
@@ -206,9 +216,14 @@ def check_label_column(present: list[str], source: Path | str, column: str, text
         )
     if column not in present:
         raise InputError(
-            f"{source}: no label column {quoted(column)}; it has {ellipsize(', '.join(present))}{did_you_mean(column, present)}"
+            f"{source}: no label column {quoted(column)}; it has {_listed(present)}{did_you_mean(column, present)}"
         )
     _check_alone(present, source, column)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names of columns for a message, with quotes around those that begin or end with a space."""
+    return ellipsize(", ".join(name if name == name.strip() else quoted(name) for name in names))
 
 
 def _check_alone(present: list[str], source: Path | str, name: str) -> None:
@@ -263,14 +278,15 @@ def choose_columns(present: list[str], source: Path | str, column: str | None) -
         usual = next((names for names in _DEFAULT_COLUMNS if all(name in present for name in names)), None)
         if usual is None:
             raise InputError(
-                f"{source}: which column holds the text? It has {ellipsize(', '.join(present))}; say --text-column NAME"
+                f"{source}: which column holds the text? It has {_listed(present)}; say --text-column NAME"
             )
         column = ",".join(usual)
-    names = tuple(name.strip() for name in column.split(","))
+    parts = (column,) if column in present else tuple(column.split(","))
+    names = tuple(part if part in present else part.strip() for part in parts)
     for name in names:
         if name not in present:
             raise InputError(
-                f"{source}: no column {quoted(name)}; it has {ellipsize(', '.join(present))}{did_you_mean(name, present)}"
+                f"{source}: no column {quoted(name)}; it has {_listed(present)}{did_you_mean(name, present)}"
             )
         _check_alone(present, source, name)
     if len(names) > 2 or len(set(names)) < len(names):

@@ -83,11 +83,14 @@ def portions(texts: Iterable[Any], most: int = MAX_CHARACTERS, most_texts: int |
     held = 0
     for text in texts:
         size = len(text) if isinstance(text, str) else sum(map(len, text)) + len(text)
-        if portion and (held + size > most or len(portion) == most_texts):
+        if portion and held + size > most:
             yield portion
             portion, held = [], 0
         portion.append(text)
         held += size
+        if len(portion) == most_texts:  # before another text is asked for, which may wait for this one's answer
+            yield portion
+            portion, held = [], 0
     if portion:
         yield portion
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Set
+from typing import Any
 
 from ..contract import (
     HEAD_EMBEDDING,
@@ -82,12 +84,11 @@ def as_texts(texts: object, name: str = "texts") -> list[Text]:
     """Return one text or pair, or what gives several in an order, as a list; `name` is the argument's, for messages."""
     if isinstance(texts, str) or _is_pair(texts):
         return [texts]  # type: ignore[list-item]
-    unordered = isinstance(texts, (Set, Mapping, bytes, bytearray))
-    if unordered or not isinstance(texts, Iterable):
+    listed = listed_in_order(texts)
+    if listed is None:
         raise InputError(
             f"{name}: got {type(texts).__name__}; accepted are a string, a pair of strings as a tuple, or a list of these"
         )
-    listed = list(texts)
     for i, text in enumerate(listed):
         if not isinstance(text, str) and not _is_pair(text):
             raise InputError(
@@ -102,11 +103,24 @@ def as_strings(texts: object, name: str) -> list[str]:
     Raises:
         InputError: something else; `name` is the argument's.
     """
-    listed = as_texts(list(texts) if isinstance(texts, tuple) else texts, name)
+    listed = [texts] if isinstance(texts, str) else listed_in_order(texts)
+    if listed is None:
+        raise InputError(f"{name}: got {type(texts).__name__}; accepted are a string, or a list of strings")
     for i, text in enumerate(listed):
         if not isinstance(text, str):
-            raise InputError(f"{name}: got a pair at index {i}; accepted are strings")
-    return listed  # type: ignore[return-value] # of strings alone, as was just seen
+            got = "a pair" if _is_pair(text) else type(text).__name__
+            raise InputError(f"{name}: got {got} at index {i}; accepted are strings")
+    return listed
+
+
+def listed_in_order(values: object) -> list[Any] | None:
+    """Return what gives several values in an order as a list; None for strings, bytes, sets, dicts and what gives none."""
+    if isinstance(values, (str, bytes, bytearray, os.PathLike, Set, Mapping)) or not isinstance(values, Iterable):
+        return None
+    try:
+        return list(values)
+    except TypeError:  # an array without axes
+        return None
 
 
 def _is_pair(text: object) -> bool:

@@ -15,8 +15,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ..artifacts.checks import check_arguments, check_target, checked_file, checked_model, find_file
-from ..artifacts.manifest import read_manifest
-from ..artifacts.records import PLUGIN
+from ..artifacts.manifest import open_settled
+from ..artifacts.records import PLUGIN, Manifest
 from ..contract import (
     CU_SEQLENS,
     EMBED_MODEL,
@@ -41,9 +41,10 @@ from ..data.truncate import check_unicode, unset
 from ..errors import InputError, ellipsize, quoted
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
+from .asked import listed_in_order
 from .chat import FILE, Chat, read_chat
 from .grids import positions_of
-from .pixels import read_picture, read_settings
+from .pixels import find_settings, read_picture, require_settings
 from .sampling import Sampling, penalized
 from .tiles import Prepared, prepared
 
@@ -79,14 +80,17 @@ class Generator:
 
     def __init__(self, directory: str | os.PathLike[str], threads: int = 0, target: str | None = None) -> None:
         check_arguments(directory, target, threads)
-        self.directory = Path(directory).absolute()
-        self.manifest = read_manifest(self.directory)
+        self.directory, self._threads = Path(directory).absolute(), threads
+        open_settled(self.directory, functools.partial(self._open, target))
+
+    def _open(self, target: str | None, manifest: Manifest) -> None:
+        """Read everything now, as another export may put other files there later."""
+        self.manifest = manifest
         if self.manifest.checkpoint.get("head") != HEAD_TEXT:
             raise InputError(
-                f"{directory} holds a model that does not generate text; type: adtp_export.load({str(directory)!r})"
+                f"{self.directory} holds a model that does not generate text; type: adtp_export.load({str(self.directory)!r})"
             )
         self._plugin, self._files = self._chosen(target)
-        self._threads = threads
         config = read_json(checked_file(self.directory, self.manifest, "config.json"))
         try:
             own = config["adtp"]
@@ -96,13 +100,14 @@ class Generator:
             self._penalty = own.get("repetition_penalty", 1.0)  # earlier versions did not say
         except (KeyError, TypeError) as error:
             raise InputError(
-                f"{directory} is damaged (config.json has no {error}); export again with --force"
+                f"{self.directory} is damaged (config.json has no {error}); export again with --force"
             ) from error
         self._embed, self._prefill, self._step = map(self._engine, (EMBED_MODEL, PREFILL_MODEL, STEP_MODEL))
         self._vision = self._engine(VISION_MODEL) if self.image_token is not None else None
-        # Now, as another export may put other files there later.
         self._tokenizer = self._read_tokenizer() if "tokenizer.json" in self.manifest.files else None
-        self._chat = read_chat(self._find, parts=self.image_token is not None)
+        find = functools.partial(find_file, self.directory, self.manifest)
+        self._chat = read_chat(find, parts=self.image_token is not None)
+        self._settings = find_settings(find) if self.image_token is not None else None
 
     def _chosen(self, name: str | None) -> tuple[bool, dict[str, str]]:
         """Return whether a target runs with our operators, and the file that it has of each part."""
@@ -166,12 +171,9 @@ class Generator:
             raise InputError(f"{self.directory}: tokenizer.json does not have the image token {self.image_token}")
         return marker
 
-    @functools.cached_property
+    @property
     def _picture_settings(self) -> Mapping[str, Any]:
-        return read_settings(self._find, self.directory, " and export again")
-
-    def _find(self, name: str) -> Path | None:
-        return find_file(self.directory, self.manifest, name)
+        return require_settings(self._settings, self.directory, " and export again")
 
     def tokens(
         self,
@@ -219,7 +221,10 @@ class Generator:
         given = iter([] if features is None else features)
         parts, images, positions = [], [], []
         for number, prompt in enumerate(prompts):
-            ids = np.asarray(prompt, dtype=np.int64)
+            try:
+                ids = np.asarray(prompt, dtype=np.int64)
+            except (TypeError, ValueError) as error:
+                raise InputError(f"prompt {number} is {quoted(prompt)}; accepted are token ids") from error
             if ids.ndim != 1 or not len(ids):
                 raise InputError(f"prompt {number} has no tokens; accepted is at least one")
             if (unknown := ids[(ids < 0) | (ids >= self.vocabulary)]).size:
@@ -291,6 +296,8 @@ class Generator:
         Raises:
             InputError: there is an image and no place for it, or the reverse, or several places; or what is not accepted.
         """
+        if not isinstance(text, (str, list, tuple)) and self._chat is None:
+            raise InputError(f"texts: got {quoted(text)}; accepted are texts")
         text, special = (text, True) if isinstance(text, str) else self.chat.prompt(text)
         check_unicode(text)
         ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
@@ -319,13 +326,8 @@ class Generator:
     ) -> Iterator[list[str]]:
         """Generate as `generate` does; yield what each text goes on with, an empty string where that is nothing yet.
         first: as in `tokens`."""
-        for name, value in (("images", images), ("texts", texts)):
-            if isinstance(value, (str, bytes, os.PathLike, Mapping)):
-                raise InputError(
-                    f"{name}: got {quoted(str(value))} alone; accepted is a list, such as [{quoted(str(value))}]"
-                )
-        tokenizer = self.tokenizer
-        given = [None] * len(texts) if images is None else list(images)
+        tokenizer, texts = self.tokenizer, _listed("texts", texts)
+        given = [None] * len(texts) if images is None else _listed("images", images)
         if len(given) != len(texts) or not texts:
             raise InputError(
                 f"got {len(given)} images and {len(texts)} texts; accepted is at least one text, and an image for each "
@@ -348,6 +350,14 @@ class Generator:
         whole = [tokenizer.decode(own) for own in found]
         if whole != told:
             yield [text[len(before) :] for before, text in zip(told, whole)]
+
+
+def _listed(name: str, values: object) -> list[Any]:
+    if (listed := listed_in_order(values)) is None:
+        one = isinstance(values, (str, os.PathLike, Mapping))
+        got = f"{quoted(str(values))} alone" if one else type(values).__name__
+        raise InputError(f"{name}: got {got}; accepted is a list{f', such as [{quoted(str(values))}]' if one else ''}")
+    return listed
 
 
 def generate(

@@ -9,17 +9,18 @@ import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..artifacts.checks import check_arguments, check_target, checked_file, checked_model, find_file
-from ..artifacts.manifest import read_manifest
+from ..artifacts.manifest import open_settled
+from ..artifacts.records import Manifest
 from ..contract import HEAD_IMAGES, IMAGE_EMBEDS, IMAGE_FEATURES, IMAGE_KEPT, PIXEL_VALUES
 from ..errors import InputError, check_int
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine
-from .pixels import pixel_values, read_picture, read_settings
+from .pixels import find_settings, pixel_values, read_picture, require_settings
 
 DEFAULT_PICTURES = 8
 """Pictures that run at once."""
@@ -48,12 +49,15 @@ class ImageEncoder:
 
     def __init__(self, directory: str | os.PathLike[str], threads: int = 0, target: str | None = None) -> None:
         check_arguments(directory, target, threads)
-        self.directory = Path(directory).absolute()
-        self.manifest = read_manifest(self.directory)
+        self.directory, self._threads = Path(directory).absolute(), threads
+        open_settled(self.directory, functools.partial(self._open, target))
+
+    def _open(self, target: str | None, manifest: Manifest) -> None:
+        self.manifest = manifest
         if self.manifest.checkpoint.get("head") != HEAD_IMAGES:
             raise InputError(
-                f"{directory} holds no vision tower; type: adtp_export.load({str(directory)!r}), or adtp-run where the model generates "
-                "text"
+                f"{self.directory} holds no vision tower; type: adtp_export.load({str(self.directory)!r}), or adtp-run where the model "
+                "generates text"
             )
         targets = self.manifest.targets
         self.target = next(iter(targets)) if target is None else target
@@ -64,10 +68,11 @@ class ImageEncoder:
             self._side, self.vector_size, self.kept_tokens = own["image_size"], own["vector_size"], own["kept_tokens"]
         except (KeyError, TypeError) as error:
             raise InputError(
-                f"{directory} is damaged (config.json has no {error}); export again with --force"
+                f"{self.directory} is damaged (config.json has no {error}); export again with --force"
             ) from error
         path = checked_model(self.directory, self.manifest, targets[self.target].file)
-        self._engine = OnnxRuntimeEngine(path, threads)
+        self._engine = OnnxRuntimeEngine(path, self._threads)
+        self._settings = find_settings(functools.partial(find_file, self.directory, self.manifest))
 
     def encode_images(
         self, images: Sequence[object], *, normalize: bool = True, batch_size: int = DEFAULT_PICTURES
@@ -117,7 +122,7 @@ class ImageEncoder:
             )
         if isinstance(images, Mapping) or not hasattr(images, "__getitem__"):
             raise InputError(f"images: got {type(images).__name__}; accepted is a list of pictures")
-        settings = self._settings
+        settings = require_settings(self._settings, self.directory, " and export again")
         for begin in range(0, len(images), batch_size):
             pictures = [
                 pixel_values(read_picture(each), settings, self._side) for each in images[begin : begin + batch_size]
@@ -125,11 +130,6 @@ class ImageEncoder:
             found = self._engine.run({PIXEL_VALUES: np.stack(pictures)})
             kept = Kept(found[IMAGE_FEATURES], found[IMAGE_KEPT]) if self.kept_tokens else None
             yield found[IMAGE_EMBEDS], kept
-
-    @functools.cached_property
-    def _settings(self) -> Mapping[str, Any]:
-        find = functools.partial(find_file, self.directory, self.manifest)
-        return read_settings(find, self.directory, " and export again")
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

@@ -25,15 +25,14 @@ MOST_PIXELS = 178_956_970
 """Of a picture: Pillow opens no larger one, and none is made by resizing."""
 
 
-def read_settings(find: Callable[[str], Path | None], home: Path, then: str = "") -> dict[str, Any]:
+def find_settings(find: Callable[[str], Path | None]) -> dict[str, Any] | None:
     """Read how a checkpoint prepares pictures: from a file of its own, or, as newer versions of transformers save it, from the processor's.
 
     Args:
-        find: from the name of a file to its path; None where there is none. home, then: for the message, where the files should be, and
-            what follows.
+        find: from the name of a file to its path; None where there is none.
 
-    Raises:
-        InputError: neither file has any settings.
+    Returns:
+        None where neither file has any settings.
     """
     for name in (SETTINGS, _OF_PROCESSOR):
         if (path := find(name)) is not None:
@@ -42,7 +41,14 @@ def read_settings(find: Callable[[str], Path | None], home: Path, then: str = ""
                 found = found.get("image_processor")
             if isinstance(found, dict):
                 return found
-    raise InputError(f"{home} has no {SETTINGS}; put it beside the checkpoint{then}")
+    return None
+
+
+def require_settings(found: dict[str, Any] | None, home: Path, then: str = "") -> dict[str, Any]:
+    """Return settings; raises InputError for None. home, then: where the files should be, and what follows in the message."""
+    if found is None:
+        raise InputError(f"{home} has no {SETTINGS}; put it beside the checkpoint{then}")
+    return found
 
 
 def read_picture(picture: object) -> np.ndarray:

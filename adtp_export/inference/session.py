@@ -17,13 +17,14 @@ import numpy as np
 
 from ..artifacts.checks import check_arguments, checked_model
 from ..artifacts.hub import located
-from ..artifacts.manifest import read_manifest
+from ..artifacts.manifest import is_replaced, open_settled
+from ..artifacts.records import Manifest
 from ..contract import END_LOGITS, HEAD_IMAGES, HEAD_SPANS, HEAD_TEXT, KEPT_SITE, OUTPUTS, START_LOGITS
 from ..data.readers import Text
 from ..data.sides import DOCUMENT
 from ..data.tokenize import Batch, TokenizedText, check_batch, encode
 from ..data.windows import TextWithOffsets, encode_placed
-from ..errors import AdtpError, InputError, needs_extras
+from ..errors import InputError, needs_extras
 from ..runtimes import Engine
 from ..targets.choice import PRECISION, choose
 from ..targets.sizes import open_with_sizes, sizes_of
@@ -31,9 +32,6 @@ from ..targets.specs import RUNTIMES, profile_of
 from .answers import for_head
 from .config import read_config
 from .words import Words
-
-ATTEMPTS = 10
-"""To read a directory that exporters keep replacing."""
 
 
 class Session:
@@ -52,19 +50,10 @@ class Session:
         lasting = Path(here).absolute() if here is directory else directory  # the name of a repository of the Hub
         self._asked = (lasting, target, threads, prefer, check_hashes)
         self.directory, self._threads, self._check_hashes = Path(here).absolute(), threads, check_hashes
-        for _ in range(ATTEMPTS):
-            self.manifest = read_manifest(self.directory)
-            try:
-                self._open(target, prefer)
-            except AdtpError:
-                if not self._replaced():
-                    raise
-            else:
-                if not self._replaced():
-                    return
-        raise InputError(f"{self.directory} was replaced {ATTEMPTS} times while it was read; try again later")
+        open_settled(self.directory, functools.partial(self._open, target, prefer))
 
-    def _open(self, target: str | None, prefer: str) -> None:
+    def _open(self, target: str | None, prefer: str, manifest: Manifest) -> None:
+        self.manifest = manifest
         if self.manifest.checkpoint.get("head") == HEAD_IMAGES:
             raise InputError(
                 f"{self.directory} holds a vision tower; type: adtp_export.encode_images({str(self.directory)!r}, [...]), or adtp-run "
@@ -125,10 +114,6 @@ class Session:
             return self.sides.placed(self.tokenizer, _single(prompt, texts), DOCUMENT, self.max_tokens)
         return encode_placed(self.tokenizer, put_before(prompt, texts), self.max_tokens)
 
-    def _replaced(self) -> bool:
-        """Say whether another directory is in this one's place since the manifest was read."""
-        return read_manifest(self.directory) != self.manifest
-
     def _file(self, name: str) -> Path:
         """Return a file's path, compared with the manifest, and so is the file that holds its weights."""
         return checked_model(self.directory, self.manifest, name, self._check_hashes)
@@ -187,7 +172,7 @@ class Session:
         try:
             model = self._file(chosen.details.get("model", chosen.file))  # an engine names its model
         except InputError:
-            if self._replaced():
+            if is_replaced(self.directory, self.manifest):
                 raise InputError(f"{self.directory} was replaced since it was loaded; load it again") from None
             raise
         with debug_form(model) as path:

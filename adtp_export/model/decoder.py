@@ -61,6 +61,18 @@ def check_images(raw: Mapping[str, Any], path: Path) -> None:
         )
 
 
+class Capped(nn.Module):
+    """A head whose logits stay within ``(-cap, cap)``: ``cap * tanh(logits / cap)``, as Gemma's may."""
+
+    def __init__(self, own: nn.Module, cap: float) -> None:
+        super().__init__()
+        self.own, self.cap = own, cap
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.tanh(self.own(x) / self.cap) * self.cap
+        return result
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
     """A model in fp32, described.
@@ -94,7 +106,8 @@ class Decoder:
     def head(self) -> nn.Module:
         """From states to logits."""
         module: nn.Module = self.model.get_output_embeddings()
-        return module
+        cap = getattr(self.backbone.config, "final_logit_softcapping", None)
+        return module if cap is None else Capped(module, cap)
 
     @property
     def hidden_size(self) -> int:

@@ -24,7 +24,7 @@ from ..contract import (
 )
 from ..data.windows import Windows
 from ..imports import chat_template
-from ..io import read_json
+from ..io import read_json, share
 from ..model import registry
 from ..model.checkpoint import Checkpoint
 from ..model.config import AdtpBertConfig, EmbeddingSettings, PrunedEncoderConfig
@@ -164,7 +164,9 @@ def _write_pipeline(checkpoint: Checkpoint, work: Path) -> None:
         kind = MODULES[activation]
         named = {"activation_function": f"{kind.__module__}.{kind.__qualname__}"}
         _write_json(work / folders[-1][1] / "config.json", {**made, **named})
-        save_file(student.projections[i].state_dict(), work / folders[-1][1] / "model.safetensors")
+        weights = work / folders[-1][1] / "model.safetensors"
+        save_file(student.projections[i].state_dict(), weights)
+        share(weights)
     if normalize:
         folders.append(("Normalize", f"{len(folders)}_Normalize"))
     listed = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..artifacts.directory import OutputDirectory, writing
 from ..errors import InputError, needs_extras
-from ..io import read_json
+from ..io import read_json, share
 from ..options import COUNT, PathLike, ReadOptions, about, option, options_of, takes
 from .progress import Steps
 
@@ -154,6 +154,7 @@ def _write(checkpoint: Checkpoint, work: Path) -> PrunedEncoder:
     if checkpoint.settings:
         setattr(student.config, TEXTS, dict(checkpoint.settings))
     student.save_pretrained(work)
+    share(*work.glob("*.safetensors"))
     write_tokenizer(checkpoint, work, checkpoint.max_tokens)
     _name_tokenizer(checkpoint, work)
     return student

@@ -18,7 +18,7 @@ from ..contract import GRID, HEAD_TEXT
 from ..data.truncate import check_unicode, unset
 from ..errors import InputError, ellipsize, quoted
 from ..inference.chat import read_chat
-from ..inference.pixels import read_picture, read_settings
+from ..inference.pixels import find_settings, read_picture, require_settings
 from ..inference.tiles import Prepared, prepared
 from ..io import read_json
 from ..model.checkpoint import read_config
@@ -177,7 +177,7 @@ class Prompts:
         if marker is None:
             raise InputError(f"{self.directory}: tokenizer.json does not have the image token {self.image_token}")
         self.marker: str = marker
-        self.settings = read_settings(self._find, self.directory)
+        self.settings = require_settings(find_settings(self._find), self.directory)
         self.text, self.special = self._prompt(text)
         if (places := self.text.count(marker)) != 1:
             raise InputError(f"the prompt {quoted(self.text)} has {marker} {places} times; accepted is once")

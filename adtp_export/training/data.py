@@ -76,20 +76,33 @@ def load_tables(settings: TrainOptions, read: Callable[[Path, TrainOptions], Tab
     tables = _named(settings) if files == {} else {s: read(Path(path), settings) for s, path in files.items()}
     train = tables["train"]
     if "dev" not in tables:
-        numbers = list(range(len(train)))
-        random.Random(0).shuffle(numbers)
-        held_out = max(1, round(settings.dev_share * len(numbers)))
-        if held_out >= len(numbers):
-            raise InputError(f"{train.source}: {len(numbers)} rows are too few to hold out {held_out} of them for dev")
-        contexts = {getattr(train.texts[i], "context", i) for i in numbers[:held_out]}
-        together = {i for i, text in enumerate(train.texts) if getattr(text, "context", i) in contexts}
-        if held_out < len(together) < len(numbers):  # questions about one text stay on one side
-            numbers.sort(key=lambda i: i not in together)
-            held_out = len(together)
-        tables["dev"] = train.rows(numbers[:held_out], f"{held_out} rows held out of {train.source}")
-        tables["train"] = train.rows(sorted(numbers[held_out:]), train.source)
+        dev, rest = _hold_out(train, max(1, round(settings.dev_share * len(train))))
+        tables["dev"] = train.rows(dev, f"{len(dev)} rows held out of {train.source}")
+        tables["train"] = train.rows(rest, train.source)
     tables.setdefault("test", tables["dev"])
     return tables
+
+
+def _hold_out(train: Table, count: int) -> tuple[list[int], list[int]]:
+    """Draw rows for dev by seed 0, and return their numbers and those of the others.
+
+    Rows of one text, or of questions about it, stay on one side, so there may be a few more than `count`.
+    """
+    numbers = list(range(len(train)))
+    random.Random(0).shuffle(numbers)
+    if count >= len(numbers):
+        raise InputError(f"{train.source}: {len(numbers)} rows are too few to hold out {count} of them for dev")
+    alike: dict[Any, list[int]] = {}
+    for i in numbers:
+        row = getattr(train.texts[i], "context", train.texts[i])
+        alike.setdefault(tuple(row) if isinstance(row, list) else row, []).append(i)
+    held: set[int] = set()
+    for rows in alike.values():
+        if len(held) < count:
+            held.update(rows)
+    if len(held) == len(numbers):  # of one text
+        held = set(numbers[:count])
+    return [i for i in numbers if i in held], [i for i in range(len(train)) if i not in held]
 
 
 def read_labelled(path: Path, settings: TrainOptions) -> Table:
@@ -166,6 +179,8 @@ class Labels:
         if task == "regression" and not numeric:
             wrong = next(label for label, number in zip(table.labels, numbers) if number is None)
             raise InputError(f"{table.source}: got the label {quoted(wrong)}; --task regression takes numbers")
+        if task == "auto":
+            _check_finite(table, numbers)
         if task == "regression" or (task == "auto" and fractional and not table.classes):
             return cls(())
         if table.classes:
@@ -209,6 +224,21 @@ def _number(label: Label) -> float | None:
     except ValueError:
         return None
     return number if np.isfinite(number) else None
+
+
+def _check_finite(table: Table, numbers: Sequence[float | None]) -> None:
+    """Raises InputError where labels are fractional numbers, but for some that are infinite or not a number."""
+    others = [str(label).strip().lower() for label, number in zip(table.labels, numbers) if number is None]
+    fractional = any(number is not None and number != int(number) for number in numbers)
+    if others and fractional and all(other.lstrip("+-") in _NOT_FINITE for other in others):
+        row = numbers.index(None)
+        raise InputError(
+            f"{table.source}: row {row + 1} has the label {quoted(table.labels[row])}, and others are numbers; mend it, or say "
+            "--task classification"
+        )
+
+
+_NOT_FINITE = ("nan", "inf", "infinity")
 
 
 def by_number(name: str) -> tuple[float, str]:

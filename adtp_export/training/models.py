@@ -22,6 +22,7 @@ from ..data.truncate import unset
 from ..data.windows import MINIMUM
 from ..errors import InputError, did_you_mean, quoted
 from ..imports import ReadOptions, open_checkpoint
+from ..io import share
 from ..model import registry
 from ..model.config import AdtpBertConfig, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
@@ -272,4 +273,5 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: 
     """Write a checkpoint that transformers and `adtp-export` load."""
     unset(tokenizer.backend_tokenizer)
     model.save_pretrained(out)
+    share(*out.glob("*.safetensors"))
     tokenizer.save_pretrained(out)

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, set_seed
 
-from ..io import written_whole
+from ..io import share, written_whole
 from .checkpoints import reason
 from .data import Examples
 from .dropout import quick_dropout
@@ -100,6 +100,7 @@ def explained(
     cache.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as partial:  # of a name of its own: another run may compute the same at the same time
         save_file(kept, partial, {"sha256": _hash_tensors(hashlib.sha256(), *kept.values())})
+        share(partial)
     return examples.with_teacher(answers, rows)
 
 

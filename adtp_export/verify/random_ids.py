@@ -2,7 +2,7 @@
 
 Kernels go wrong at the ends of their tiles, and tables in rows that are seldom looked up. So lengths lie around multiples of what
 tiles are wide, up to the longest text, and ids are drawn evenly from all of the vocabulary: special and unused ones, too. Only
-padding's is left out, which no tokenizer puts inside a text, and which transformers' RoBERTa takes for padding wherever it stands.
+padding's is left out. transformers' RoBERTa takes it for padding wherever it stands, and a tokenizer gives it where somebody typed it.
 """
 
 from __future__ import annotations

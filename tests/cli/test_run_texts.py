@@ -2,12 +2,14 @@
 
 import io
 import json
+import subprocess
 import sys
+import threading
 
 import pytest
 
 from adtp_export.cli import run_texts
-from adtp_export.cli.run import make_parser
+from adtp_export.cli.run import CHUNK, make_parser
 from adtp_export.errors import InputError
 
 
@@ -47,6 +49,23 @@ def test_typed(typed, found):
 def test_a_column_of_typed_texts_is_refused():
     with pytest.raises(InputError, match="--text-column names a column of --file or stdin; leave it out"):
         texts("a film", "--text-column", "sentence")
+
+
+def test_answers_do_not_wait_for_another_text(exported):
+    """As many texts as are answered together, and no end: another program may wait for these answers."""
+    run = "from adtp_export.cli.run import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", run, exported, "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        too_late = threading.Timer(120, process.kill)
+        too_late.start()
+        process.stdin.write(b"a film\n" * CHUNK)
+        process.stdin.flush()
+        answers = [json.loads(process.stdout.readline()) for _ in range(CHUNK)]
+        process.stdin.close()
+        assert process.wait() == 0
+        too_late.cancel()
+    assert {answer["text"] for answer in answers} == {"a film"}
 
 
 SQUAD = {"data": [{"paragraphs": [{"context": "Ada.", "qas": [{"question": "who?"}]}]}]}

@@ -32,6 +32,9 @@ def write(path, text):
         ("a.tsv", "sentence\tquestion\ta\nb\ta\tx\n", None, [("a", "b")]),
         ("a.tsv", "sentence1\tsentence2\na\tb\n", None, [("a", "b")]),
         ("a.jsonl", '{"p": "a", "q": "b"}\n', "p, q", [("a", "b")]),
+        ("a.csv", "label, sentence\n1,one\n", " sentence", ["one"]),
+        ("a.csv", 'label,"first, second"\n1,one\n', "first, second", ["one"]),
+        ("a.csv", "p, q\na,b\n", "p, q", [("a", "b")]),
     ],
 )
 def test_reads(tmp_path, name, content, column, expected):
@@ -47,6 +50,7 @@ def test_reads(tmp_path, name, content, column, expected):
         ("a.tsv", "label\tsentence\n", None, "holds no text"),
         ("a.tsv", "a\tb\n1\t2\n", None, "which column.*a, b.*--text-column"),
         ("a.tsv", "label\tsentence\n1\tx\n", "sentense", "did you mean 'sentence'"),
+        ("a.csv", "label, sentence\n1,x\n", None, "which column holds the text. It has label, ' sentence'; say"),
         ("a.tsv", "a\tb\tc\n1\t2\t3\n", "a,b,c", "one name, or two"),
         ("a.tsv", "label\tsentence\n1\n", None, "row 1 has no text"),
         ("a.jsonl", '{"text": 3}\n', None, "row 1 has no text"),
@@ -93,6 +97,14 @@ def test_other_delimiters_are_named(tmp_path, name, mark, column):
     path = write(tmp_path / name, f"text{mark}label\na fine film{mark}1\n")
     with pytest.raises(InputError, match=f"its columns seem to be separated by '{'.t' if mark == chr(9) else mark}'"):
         list(read_texts(path, column))
+
+
+@pytest.mark.parametrize("rows", ['1;"a fine film"\n', '1;a fine film\n2;"a bad one"\n'], ids=["first", "second"])
+def test_other_delimiters_are_named_where_fields_have_quotes(tmp_path, rows):
+    """Which end in the midst of what commas divide."""
+    path = write(tmp_path / "a.csv", f"label;sentence\n{rows}")
+    with pytest.raises(InputError, match="its columns seem to be separated by ';'"):
+        list(read_texts(path))
 
 
 @pytest.mark.parametrize(("texts", "labels"), [("text", "text"), ("text,text", "label")])

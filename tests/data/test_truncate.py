@@ -19,7 +19,7 @@ from tokenizers import (
 from tokenizers.processors import ByteLevel, RobertaProcessing, TemplateProcessing
 
 from adtp_export.data.tokenize import encode, strings
-from adtp_export.data.truncate import Beginnings, _seam, plain, prepared, reach, settled, unset
+from adtp_export.data.truncate import Beginnings, _seam, plain, portions, prepared, reach, settled, unset
 from adtp_export.errors import InputError
 
 
@@ -310,6 +310,20 @@ def test_reading_texts_sets_nothing(tokenizers):
     encode(Watched(), ["a film", ("one " * 1000, "another " * 1000)], 16)
     assert {"padding", "truncation", "encode", "encode_batch_fast"} <= set(calls)
     assert not [name for name in calls if name.startswith(("no_", "enable_", "add_", "train", "post_processor"))]
+
+
+def test_a_portion_of_so_many_texts_waits_for_no_other():
+    """Which a program may send when it has the answers to these."""
+    asked = []
+
+    def texts():
+        for i in range(5):
+            asked.append(i)
+            yield "a"
+
+    found = portions(texts(), most_texts=2)
+    assert [(next(found), len(asked)) for _ in range(3)] == [(["a"] * 2, 2), (["a"] * 2, 4), (["a"], 5)]
+    assert list(portions(iter(["ab", "a", "b"]), most=2)) == [["ab"], ["a", "b"]]
 
 
 FORKING = """

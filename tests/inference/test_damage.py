@@ -4,8 +4,9 @@ import json
 import os
 import shutil
 
+import numpy as np
 import pytest
-from testbed import relist
+from testbed import relist, replaced_during
 
 import adtp_export
 from adtp_export.artifacts.manifest import read_manifest
@@ -193,7 +194,7 @@ def test_what_texts_may_be(exported):
     for same in (iter(texts), (text for text in texts), tuple(texts)):
         assert [answer.scores for answer in deployment(same)] == expected
     assert deployment(iter([])) == []
-    for wrong in ({"a", "b"}, {"a": 1}, b"text", 3, None, {"a": 1}.keys()):
+    for wrong in ({"a", "b"}, {"a": 1}, b"text", 3, None, {"a": 1}.keys(), np.array("a good film")):
         with pytest.raises(InputError, match="texts: got .*accepted are a string, a pair"):
             deployment(wrong)
     for wrong in ([3], ["a", None], [("a", "b", "c")], ("a", "b", "c", 4), [["a", "b"]]):
@@ -202,6 +203,10 @@ def test_what_texts_may_be(exported):
     for size in (0, -1, "3", 2.5, True):
         with pytest.raises(InputError, match="batch_size must be an integer of at least 1"):
             deployment("a", batch_size=size)
+    with pytest.raises(InputError, match="batch_size must be an integer from 1 to 2147483647, got 1099511627776"):
+        deployment("a", batch_size=2**40)
+    with pytest.raises(InputError, match="batch_size must be a Python int of at least 1, got"):
+        deployment("a", batch_size=np.int64(4))
     with pytest.raises(InputError, match="batch: got list; accepted is a dict of arrays"):
         deployment.run([1])
     with pytest.raises(InputError, match="batch: rows of different lengths"):
@@ -210,17 +215,6 @@ def test_what_texts_may_be(exported):
 
 def test_a_directory_that_is_replaced_while_it_is_read_is_read_again(out, exported, monkeypatch):
     """The tokenizer of one export and the model of the next would answer wrongly."""
-    real, calls = module.choose, []
-
-    def replace_meanwhile(*arguments):
-        calls.append(1)
-        if len(calls) == 1:
-            document = json.loads((out / "manifest.json").read_text())
-            (out / "manifest.json").write_text(
-                json.dumps({**document, "notes": [{"about": "", "text": "another export"}]})
-            )
-        return real(*arguments)
-
-    monkeypatch.setattr(module, "choose", replace_meanwhile)
+    calls = replaced_during(monkeypatch, module, "choose", out)
     deployment = adtp_export.load(out)
     assert (len(calls), deployment.manifest.notes) == (2, (Note("another export"),))

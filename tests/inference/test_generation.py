@@ -1,28 +1,27 @@
 """A small LLaVA from its checkpoint to text: exported, verified, and run on ONNX Runtime alone."""
 
-import copy
 import json
 import re
+import shutil
 from html import escape
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from language_models import IMAGE, STAGES, save_llava
 from PIL import Image
-from testbed import made_once, run_cli
+from testbed import made_once, replaced_during, run_cli
 from tokenizers import Tokenizer
 
 import adtp_export
-from adtp_export.artifacts import checks
+from adtp_export.artifacts.records import Note
 from adtp_export.cli import run
 from adtp_export.cli.run_prompts import said
 from adtp_export.contract import EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, VISION_MODEL
 from adtp_export.errors import InputError
 from adtp_export.inference import generation
 from adtp_export.inference.generation import Generator, Sampling, whole
-from adtp_export.inference.pixels import pixel_values
+from adtp_export.inference.pixels import find_settings, pixel_values, require_settings
 from adtp_export.model.decoder import load_decoder
 from adtp_export.pipeline.export import decoder as writing
 from adtp_export.report.generated import left_out
@@ -165,6 +164,9 @@ def test_streams_draws_and_stops(generator, pictures, monkeypatch):
         (None, SAID, {}, "texts: got .* alone; accepted is a list"),
         (None, [SAID], {}, "messages: got .*; accepted is a list such as"),
         (None, [7], {}, "messages: got 7"),
+        (None, None, {}, "texts: got NoneType; accepted is a list"),
+        (None, b"w1", {}, "texts: got bytes; accepted is a list"),
+        (None, np.array([]), {}, "accepted is at least one text"),
         ("photo.npy", ["w1 <image>"], {}, "images: got 'photo.npy' alone; accepted is a list"),
         (None, ["w1"], {"temperature": -1}, "accepted are numbers from 0 to 100"),
         (None, ["w1"], {"temperature": "hot"}, "temperature: got 'hot'"),
@@ -184,6 +186,7 @@ def test_what_is_refused(generator, images, texts, options, told):
         ([], [], "got no prompts"),
         ([[1, 97]], [], "has the token 97; the model knows 0 to 96"),
         ([[-1]], [], "has the token -1"),
+        ([["x"]], [], r"prompt 0 is \['x'\]; accepted are token ids"),
         ([[1, IMAGE]], [], "prompt 0 has a place for an image, and there is none"),
         ([[1, IMAGE]], [np.zeros((2, 16, 32))], r"features of prompt 0: got the shape \(2, 16, 32\); accepted is \(n, 32\)"),
         ([[1]], [np.zeros((16, 32))], "more features than image tokens"),
@@ -221,15 +224,27 @@ def test_text_that_ends_within_a_character_is_told(generator, monkeypatch):
     ],
     ids=["of its own", "of the processor"],
 )
-def test_settings_are_found(generator, pictures, files, tmp_path, monkeypatch):
+def test_settings_are_found(files, tmp_path):
     for name, fields in files.items():
         (tmp_path / name).write_text(json.dumps(fields))
-    generator = copy.copy(generator)  # other tests share it
-    vars(generator).pop("_picture_settings", None)  # those that were read already
-    monkeypatch.setattr(generator, "manifest", SimpleNamespace(files=list(files)))
-    monkeypatch.setattr(checks, "checked_file", lambda directory, manifest, name: tmp_path / name)
-    with pytest.raises(InputError, match="got resample 7"):
-        generator.pictures(pictures[:1])
+    assert find_settings(lambda name: tmp_path / name if name in files else None)["resample"] == 7
+    with pytest.raises(InputError, match="has no preprocessor_config.json; put it beside the checkpoint"):
+        require_settings(find_settings(lambda name: None), tmp_path)
+
+
+def test_another_export_does_not_reach_what_is_open(folder, pictures, tmp_path):
+    out = shutil.copytree(folder / "out", tmp_path / "out")
+    opened = Generator(out)
+    before = opened.pictures(pictures[:1])[0].tiles
+    shutil.rmtree(out)
+    np.testing.assert_array_equal(opened.pictures(pictures[:1])[0].tiles, before)
+
+
+def test_a_directory_that_is_replaced_while_it_is_read_is_read_again(folder, tmp_path, monkeypatch):
+    out = shutil.copytree(folder / "out", tmp_path / "out")
+    calls = replaced_during(monkeypatch, generation, "read_json", out)
+    assert Generator(out).manifest.notes == (Note("another export"),)
+    assert len(calls) == 2
 
 
 @pytest.mark.slow

@@ -1,15 +1,17 @@
 """Vision towers from their checkpoint to vectors: exported, verified, and run on ONNX Runtime alone."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from testbed import made_once, run_cli
+from testbed import made_once, replaced_during, run_cli
 from vision_towers import pooled, save_tower
 
 import adtp_export
+from adtp_export.artifacts.records import Note
 from adtp_export.cli import run
 from adtp_export.errors import InputError
 from adtp_export.inference import images
@@ -204,6 +206,16 @@ def test_arguments_that_are_refused(folder, opened):
     ):
         with pytest.raises(InputError, match=told):
             opened(*arguments)
+
+
+def test_another_export_does_not_reach_what_is_open(folder, pictures, tmp_path, monkeypatch):
+    """Nor does it mix with what is being opened."""
+    out = shutil.copytree(folder / "out", tmp_path / "out")
+    calls = replaced_during(monkeypatch, images, "read_json", out)
+    opened = ImageEncoder(out)
+    assert (len(calls), opened.manifest.notes) == (2, (Note("another export"),))
+    shutil.rmtree(out)
+    assert len(opened.encode_images(pictures)) == len(pictures)
 
 
 def test_other_doors_say_where_to_go(folder, exported):

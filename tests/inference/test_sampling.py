@@ -10,6 +10,8 @@ import adtp_export
 from adtp_export.errors import InputError
 from adtp_export.inference.generation import Generator, Sampling
 from adtp_export.inference.sampling import penalized
+from adtp_export.model.decoder import load_decoder
+from adtp_export.pipeline.export import decoder
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.0, 1.3])
@@ -45,6 +47,27 @@ def test_text_alone(tmp_path, penalty):
     for prompt, found in zip(prompts, zip(*tokens, strict=True)):
         wanted = model.generate(torch.tensor([list(prompt)]), max_new_tokens=32, do_sample=False)[0, len(prompt) :]
         assert list(found) == wanted.tolist()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"num_beams": 1, "guidance_scale": 1.0, "encoder_repetition_penalty": 1.0, "min_length": 0}, None),
+        ({"guidance_scale": 1.5, "suppress_tokens": [3]}, "suppress_tokens, guidance_scale"),
+        ({"encoder_repetition_penalty": 2.0}, "encoder_repetition_penalty"),
+        ({"forced_eos_token_id": 0}, "forced_eos_token_id"),
+        ({"stop_strings": ["\n"]}, "stop_strings"),
+    ],
+    ids=str,
+)
+def test_settings_that_are_ignored_are_named(tmp_path, fields, named):
+    model = save_causal(tmp_path, "llama")
+    for name, value in fields.items():
+        setattr(model.generation_config, name, value)
+    model.generation_config.save_pretrained(tmp_path)
+    notes = [note.text for note in decoder._notes(load_decoder(tmp_path))]
+    told = f"generation_config.json: ignored, and followed by transformers: {named}"
+    assert notes == ([told] if named else [])
 
 
 @pytest.mark.parametrize("penalty", [0, -1, 101, "1", True])

@@ -173,6 +173,7 @@ def test_fields_of_transformers_4():
         ),
         ("mpnet", {"relative_attention_num_buckets": 16}, "at least 32"),
         ("mpnet", {"max_position_embeddings": 5}, "no room for a text"),
+        ("mpnet", {"pad_token_id": 0}, "pad_token_id: got 0; accepted is 1, the id that transformers' MPNet takes"),
     ],
     ids=str,
 )

@@ -58,6 +58,20 @@ def test_text_goes_on_as_in_transformers(kind, tmp_path):
     assert found.tolist() == wanted
 
 
+@torch.no_grad()
+def test_logits_of_gemma_stay_within_their_cap(tmp_path):
+    """Which changes no likeliest token, but what is drawn, or chosen with a penalty."""
+    model = save_causal(tmp_path, "gemma3_text", head_dim=8, final_logit_softcapping=0.5)
+    prompt = torch.tensor([5, 17, 20, 31])
+    decoder = load_decoder(tmp_path)
+    _, found, _ = greedy(decoder, [decoder.embeddings(prompt)], [torch.zeros(4, dtype=torch.bool)], 3)
+    wanted = model.generate(
+        prompt[None], max_new_tokens=3, do_sample=False, output_logits=True, return_dict_in_generate=True
+    )
+    np.testing.assert_allclose(found[0], torch.cat(wanted.logits).numpy(), atol=1e-5)
+    assert 0.4 < np.abs(found).max() < 0.5
+
+
 @pytest.mark.parametrize("method", STAGES)
 def test_pruned_is_the_oracle(method, tmp_path):
     """Two prompts at once, and one without a picture among them."""

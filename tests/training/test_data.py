@@ -27,6 +27,9 @@ from adtp_export.training.task import before_holding_out
         (["2.5", "1"], "auto", ()),
         ([1, 2, 3], "regression", ()),
         (["2.5", "1"], "classification", ("1", "2.5")),
+        (["2.5", "nan"], "classification", ("nan", "2.5")),
+        (["2", "nan"], "auto", ("nan", "2")),
+        (["2.5", "nan", "x"], "auto", ("nan", "x", "2.5")),
     ],
 )
 def test_what_the_labels_are(labels, task, names):
@@ -38,7 +41,12 @@ def test_what_the_labels_are(labels, task, names):
 
 @pytest.mark.parametrize(
     ("labels", "task", "message"),
-    [(["1", "1"], "auto", "at least two classes"), (["a", "b"], "regression", "takes numbers")],
+    [
+        (["1", "1"], "auto", "at least two classes"),
+        (["a", "b"], "regression", "takes numbers"),
+        (["0.5", "nan"], "auto", "row 2 has the label 'nan', and others are numbers; .* --task classification"),
+        (["-Inf", "0.5"], "auto", "row 1 has the label '-Inf'"),
+    ],
 )
 def test_labels_that_do_not_fit(labels, task, message):
     with pytest.raises(InputError, match=message):
@@ -220,6 +228,25 @@ def test_questions_about_one_text_stay_on_one_side(tmp_path):
     assert sides[1]
     assert not sides[0] & sides[1]
     assert len(tables["train"]) + len(tables["dev"]) == 30
+
+
+@pytest.mark.parametrize("texts", [["a", "b"], [("a", "b"), ("a", "c")], [["a", "b"], ["a"]]], ids=str)
+def test_equal_texts_stay_on_one_side(texts):
+    """Texts, pairs and words; about as many rows are held out as were asked for."""
+    rows = [[*text, str(i)] if isinstance(text, list) else (text, str(i)) for i in range(20) for text in texts] * 5
+    table = Table("x", rows, [0] * len(rows))
+    tables = load_tables(TrainOptions(base="b", train="x.jsonl", dev_share=0.1), lambda path, settings: table)
+    dev, train = tables["dev"].texts, tables["train"].texts
+    assert not [row for row in dev if row in train]
+    assert len(rows) == 200
+    assert 20 <= len(dev) < 20 + 5
+    assert len(dev) + len(train) == 200
+
+
+def test_rows_of_one_text_are_divided_all_the_same():
+    table = Table("x", ["a"] * 20, [0] * 20)
+    tables = load_tables(TrainOptions(base="b", train="x.jsonl", dev_share=0.1), lambda path, settings: table)
+    assert (len(tables["dev"]), len(tables["train"])) == (2, 18)
 
 
 @pytest.mark.parametrize("task", ["sequence", "tokens"])

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from testbed import TINY_BERT
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from adtp_export.data.tokenize import TokenizedText
 from adtp_export.errors import InputError
 from adtp_export.training.data import Examples, Labels
 from adtp_export.training.methods.adtp import Distillation, first_shares
-from adtp_export.training.models import labels_of_teacher, make_student, student_config
+from adtp_export.training.models import labels_of_teacher, make_student, save_model, student_config
 from adtp_export.training.settings import TrainOptions
 from adtp_export.training.trainer import Audience, Narrator, Stage, StageTrainer
 
@@ -18,6 +18,14 @@ KINDS = pytest.mark.parametrize(
     [{}, {"ratio": "static"}, {"method": "random"}, {"method": "layers"}],
     ids=["adaptive", "static", "random", "layers"],
 )
+
+
+def test_everybody_who_reads_new_files_reads_checkpoints(demo, tmp_path):
+    """safetensors alone gives rights to their owner only."""
+    (tmp_path / "new").write_text("")
+    save_model(make_teacher(), AutoTokenizer.from_pretrained(demo), tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+    assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1
 
 
 def make_teacher(**fields):

@@ -18,8 +18,10 @@ from .base import AttentionParts, Backbone, FeedForwardParts
 from .distilbert import ResidualOutput
 from .roberta import TwoLayerClassifier, of_language_head
 
-FIRST_POSITION = 2
-"""Row of the position table that the first token has: transformers' padding index of MPNet is 1, whatever `pad_token_id` is."""
+PADDING = 1
+"""The id that transformers' MPNet takes for padding, whatever `pad_token_id` is."""
+FIRST_POSITION = PADDING + 1
+"""Row of the position table that the first token has."""
 BUCKETS = 32
 """transformers reads so many of the bias table, whatever `relative_attention_num_buckets` is."""
 
@@ -48,6 +50,10 @@ class MPNet(Backbone):
     @classmethod
     def check(cls, config: Any) -> None:
         super().check(config)
+        if config.pad_token_id != PADDING:
+            raise InputError(
+                f"pad_token_id: got {config.pad_token_id}; accepted is {PADDING}, the id that transformers' MPNet takes for padding"
+            )
         if cls.max_tokens(config) < cls.least["max_position_embeddings"]:
             raise InputError(
                 f"max_position_embeddings: got {config.max_position_embeddings}; the first {FIRST_POSITION} are not used, so there "

@@ -284,15 +284,26 @@ _IGNORED = (
     "sequence_bias",
     "min_length",
     "min_new_tokens",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
+    "encoder_repetition_penalty",
+    "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "guidance_scale",
+    "watermarking_config",
+    "penalty_alpha",
+    "dola_layers",
+    "stop_strings",
+    "max_time",
 )
-"""Fields of `generation_config.json` that decide which token is the likeliest, and are not followed here."""
+_IGNORED_TOKENS = ("forced_bos_token_id", "forced_eos_token_id")
+"""Fields of `generation_config.json` that decide which token is the likeliest, or where a text ends, and are not followed here."""
+_NEUTRAL = (("num_beams", 1), ("guidance_scale", 1), ("encoder_repetition_penalty", 1))
+"""Beside 0, empty and null; but 0 is a token."""
 
 
 def _notes(decoder: Decoder) -> tuple[Note, ...]:
-    found = {name: getattr(decoder.model.generation_config, name, None) for name in _IGNORED}
-    ignored = [name for name, value in found.items() if value and (name, value) != ("num_beams", 1)]
+    found = {name: getattr(decoder.model.generation_config, name, None) for name in (*_IGNORED, *_IGNORED_TOKENS)}
+    ignored = [name for name in _IGNORED if found[name] and (name, found[name]) not in _NEUTRAL]
+    ignored += [name for name in _IGNORED_TOKENS if found[name] is not None]
     told = (
         (Note(f"generation_config.json: ignored, and followed by transformers: {', '.join(ignored)}"),)
         if ignored
