@@ -118,20 +118,32 @@ def pixel_values(picture: np.ndarray, settings: Mapping[str, Any], side: int) ->
     if settings.get("do_pad"):
         raise InputError("preprocessor_config.json: got do_pad true; accepted is false: pictures are cut to a square")
     if settings.get("do_resize", True):
-        wanted = size_of(settings, "size", {"shortest_edge": side})
         height, width = picture.shape[:2]
-        if (shortest := wanted.get("shortest_edge")) is not None:
+        shortest, size = wanted_size(settings, side)
+        if shortest:
             short, long = sorted((height, width))
-            other = int(shortest * long / short)
-            size = (shortest, other) if height <= width else (other, shortest)
-        elif {"height", "width"} <= wanted.keys():
-            size = (wanted["height"], wanted["width"])
-        else:
-            raise InputError(
-                f"preprocessor_config.json: got size {quoted(wanted)}; accepted is shortest_edge, or height and width"
-            )
-        picture = resized(picture, size[0], size[1], kernel)
-    return normalized(_cut(picture, settings, side), settings)
+            other = int(size[0] * long / short)
+            size = (size[0], other) if height <= width else (other, size[0])
+        picture = resized(picture, *size, kernel)
+    tile = _cut(picture, settings, side)
+    if settings.get("do_normalize", True) and not {"image_mean", "image_std"} <= settings.keys():
+        raise InputError(
+            "preprocessor_config.json has no image_mean and image_std, and processors have different ones; write those of the checkpoint's "
+            "processor there"
+        )
+    return normalized(tile, settings)
+
+
+def wanted_size(settings: Mapping[str, Any], side: int) -> tuple[bool, tuple[int, int]]:
+    """Return whether pictures are resized to a shortest edge, and this one twice; or else a height and a width."""
+    size = size_of(settings, "size", {"shortest_edge": side})
+    if size.keys() == {"shortest_edge"}:
+        return True, (size["shortest_edge"],) * 2
+    if size.keys() == {"height", "width"}:
+        return False, (size["height"], size["width"])
+    raise InputError(
+        f"preprocessor_config.json: got size {quoted(size)}; accepted is shortest_edge alone, or height and width"
+    )
 
 
 def _cut(picture: np.ndarray, settings: Mapping[str, Any], side: int) -> np.ndarray:

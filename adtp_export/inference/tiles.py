@@ -16,7 +16,7 @@ import numpy as np
 from ..contract import ANYRES, GRID, TILES
 from ..errors import InputError, quoted
 from .grids import patch_places, patches_of
-from .pixels import LANCZOS, kernel_of, normalized, pixel_values, resized, size_of
+from .pixels import LANCZOS, kernel_of, normalized, pixel_values, resized, size_of, wanted_size
 
 FAKE, WHOLE = "<fake_token_around_image>", "<global-img>"
 """What Idefics3 and SmolVLM write around tiles, and before the whole picture."""
@@ -141,7 +141,7 @@ def _without_borders(
     top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
     canvas = np.zeros((height, width, 3), dtype=np.uint8)
     canvas[top : top + inner[0], left : left + inner[1]] = resized(picture, *inner, kernel)
-    tiles = [resized(picture, side, side, kernel), *_cut(canvas, side)]
+    tiles = [resized(picture, *wanted_size(settings, side)[1], kernel), *_cut(canvas, side)]
     values = np.stack([pixel_values(tile, {**settings, "do_pad": False}, side) for tile in tiles])
     grid = (height // side, width // side)
     return Prepared(

@@ -244,6 +244,8 @@ def _configuration(raw: Mapping[str, Any], path: Path, has_images: bool) -> Any:
     try:
         nested = has_images and "text_config" in fields  # older ones of Qwen2-VL are flat
         inner = fields["text_config"] if nested else fields
+        if nested and "model_type" not in inner:
+            inner = {"model_type": AutoConfig.for_model(raw["model_type"]).get_text_config().model_type, **inner}
         kind = f"{inner['model_type']}_text" if has_images and not nested else inner["model_type"]
         readable = registry.language_model(kind).readable(inner)
         return AutoConfig.for_model(**({**fields, "text_config": readable} if nested else readable))

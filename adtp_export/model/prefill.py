@@ -159,7 +159,7 @@ class Prefill(nn.Module):
     def forward(self, inputs_embeds: Tensor, cu_seqlens: Tensor, image: Tensor | None = None) -> tuple[Tensor, ...]:
         """Read prompts ``inputs_embeds (T, H)`` with bounds ``(B+1,) int32``; image ``(T,) bool`` says which tokens may leave.
 
-        A position is a token's place in its prompt.
+        The last token of a prompt stays. A position is a token's place in its prompt.
 
         Returns:
             Logits ``(B, V)`` of the token after each prompt; the three of `Entered` at layer 0 and at each stage; keys and values
@@ -174,6 +174,9 @@ class Prefill(nn.Module):
         """Read prompts with bounds ``(B+1,) int64`` and positions ``(T,)``, or ``(T, axes)``, ``int64``."""
         rows = torch.arange(inputs_embeds.shape[0], device=inputs_embeds.device)
         tokens, entered, cache = Packed(inputs_embeds, bounds, positions, rows), [Entered(bounds, positions, rows)], []
+        if self.image_cuts:  # the answer begins at the last token, so it stays
+            assert image is not None
+            image = image.scatter(0, tokens.last, torch.zeros_like(tokens.last, dtype=torch.bool))
         asked = at_input = None
         for i, layer in enumerate(cast("Iterable[CachedLayer]", self.layers)):
             if str(i) in self.image_cuts:

@@ -74,7 +74,9 @@ class Oracle:
     def read(self, prompt: Prompt, steps: int = 0, like: Reading | None = None) -> Reading:
         """Read a prompt and so many greedy tokens; like: another reading, whose image tokens stay and whose tokens follow."""
         backbone, told = self.decoder.backbone, Reading()
-        x, image = prompt.states.to(self.dtype), prompt.image
+        x, image = prompt.states.to(self.dtype), prompt.image.clone()
+        image[-1] = False  # the answer begins there
+        may_leave = int(image.sum())
         rows = torch.arange(len(x))
         positions = rows if prompt.positions is None else prompt.positions
         told.rows.append(rows.numpy())
@@ -84,7 +86,7 @@ class Oracle:
             if (stage := self.stages.get(i)) is not None:
                 asked = self._asked(parts, x, positions, True) if stage.own_layer else asked
                 assert asked is not None
-                choice = choose(stage, asked[image], x[image], int(prompt.image.sum()), self.decoder.spread)
+                choice = choose(stage, asked[image], x[image], may_leave, self.decoder.spread)
                 copies = torch.ones(len(x), dtype=torch.int64)
                 follows = choice if like is None else like.choices[len(told.choices)]
                 copies[image] = torch.tensor(follows.copies)

@@ -26,6 +26,7 @@ from adtp_export.inference.tiles import prepared
 SIDE = 16
 PINPOINTS = [[16, 16], [16, 32], [32, 16], [32, 32], [48, 16]]
 CROPPED = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
+LARGER = {**CROPPED, "size": {"shortest_edge": SIDE + 4}}
 SQUARE = {"size": {"height": SIDE, "width": SIDE}}
 TILES = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": SIDE}}
 ANYRES = {"layout": "anyres", "pinpoints": PINPOINTS, "most": None}
@@ -41,6 +42,7 @@ PROCESSORS = {
     "llava": (LlavaImageProcessorPil(**CROPPED), {"layout": "square"}),
     "siglip": (SiglipImageProcessorPil(**SQUARE), {"layout": "square"}),
     "llava_next": (LlavaNextImageProcessorPil(**CROPPED, image_grid_pinpoints=PINPOINTS), ANYRES),
+    "llava_next of another size": (LlavaNextImageProcessorPil(**LARGER, image_grid_pinpoints=PINPOINTS), ANYRES),
     "llava_onevision": (LlavaOnevisionImageProcessorPil(**SQUARE, image_grid_pinpoints=PINPOINTS), ANYRES),
     "idefics3": (Idefics3ImageProcessorPil(**TILES), {"layout": "tiles"}),
     "smolvlm": (SmolVLMImageProcessorPil(**TILES), {"layout": "tiles"}),

@@ -65,7 +65,8 @@ def test_tiles_are_parts_of_the_picture():
 )
 def test_the_best_of_the_pinpoints(size, grid):
     """It shows most of the picture, and of two that show as much it is the smaller one; borders are left out of the tokens."""
-    found = prepared(picture(*size), {"size": {"shortest_edge": 16}}, PINPOINTS, 16, "<image>")
+    settings = {"size": {"shortest_edge": 16}, "do_normalize": False}
+    found = prepared(picture(*size), settings, PINPOINTS, 16, "<image>")
     assert len(found.tiles) == 1 + grid[0] * grid[1]
     features = np.arange(len(found.tiles) * 17, dtype=np.float32).reshape(-1, 17, 1)
     (tokens,) = found.arranged(features)
@@ -100,8 +101,8 @@ def test_settings_that_are_refused():
             "got max_image_size {'longest_edge': 0}; accepted are integers",
         ),
         ({"image_mean": [0.5, 0.5]}, TILES, "got image_mean .* accepted is a number, or three"),
-        ({"image_std": 0, **SQUARE}, PINPOINTS, "got image_std 0; .* image_std is not 0"),
-        ({"rescale_factor": "x", **SQUARE}, PINPOINTS, "got rescale_factor 'x'"),
+        ({"image_mean": 0.5, "image_std": 0, **SQUARE}, PINPOINTS, "got image_std 0; .* image_std is not 0"),
+        ({"image_mean": 0.5, "image_std": 0.5, "rescale_factor": "x", **SQUARE}, PINPOINTS, "got rescale_factor 'x'"),
         ({"image_grid_pinpoints": [[32, 20]]}, PINPOINTS, "got .32, 20.; accepted are pairs .* multiples of 16"),
         ({"image_grid_pinpoints": 16}, PINPOINTS, "image_grid_pinpoints: got 16"),
         ({"image_grid_pinpoints": []}, {**PINPOINTS, "pinpoints": []}, "image_grid_pinpoints: got none"),
@@ -176,16 +177,20 @@ def test_settings_of_pictures():
     for refused in (
         {"do_pad": True},
         {"size": {"longest_edge": 16}},
+        {"size": {"shortest_edge": 16, "longest_edge": 24}},
         *({"resample": kernel} for kernel in (5, [2], 2.0, True, "bicubic", None)),
         {"crop_size": {"height": "16", "width": 16}},
     ):
         with pytest.raises(InputError, match=f"got {next(iter(refused)).replace('_', '.')}"):
             pixel_values(colors, refused, 16)
+    for left_out in ({}, {"image_mean": 0.5}, {"image_std": [0.5] * 3}):
+        with pytest.raises(InputError, match="has no image_mean and image_std, and processors have different ones"):
+            pixel_values(colors, {**plain, **left_out}, 16)
 
 
 def test_pictures_of_another_size_than_the_models():
     """No part of a picture is cut off that transformers' processor keeps."""
-    cut = {"size": 20, "crop_size": 16, "resample": 2}
+    cut = {"size": 20, "crop_size": 16, "resample": 2, "do_normalize": False}
     assert pixel_values(picture(30, 23), cut, 16).shape == (3, 16, 16)
     assert pixel_values(picture(30, 23), {**cut, "crop_size": None}, 16).shape == (3, 16, 16)
     for changes, made in (

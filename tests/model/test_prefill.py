@@ -89,6 +89,25 @@ def test_pruned_is_the_oracle(method, tmp_path):
     assert kept == [len(prompts[0].states) - SIDE**2 + left, len(text.states), len(prompts[1].states) - SIDE**2 + left]
 
 
+@pytest.mark.parametrize("method", STAGES)
+@pytest.mark.parametrize("before", [0, 3])
+def test_the_last_token_stays_where_a_prompt_ends_with_a_picture(method, before, tmp_path):
+    """Or is nothing else, and beside another prompt. The answer goes on at the unpruned length, unless positions are numbered anew."""
+    save_llava(tmp_path)
+    decoder = load_decoder(tmp_path, {"method": method, "stages": STAGES[method]})
+    whole = draw_prompts(decoder, 2)[1]
+    first = int(whole.image.nonzero()[0]) - before
+    part = slice(first, int(whole.image.nonzero()[-1]) + 1)
+    prompt = dataclasses.replace(whole, states=whole.states[part], image=whole.image[part])
+    for prompts in ([prompt], [prompt, whole], [whole, prompt]):
+        expected = expect(decoder, prompts, 2)
+        assert compare(decoder, expected, *networks(decoder)).failure is None
+        reading = next(read for read, each in zip(expected.exact, prompts, strict=True) if each is prompt)
+        assert all(rows[-1] == len(prompt.states) - 1 for rows in reading.rows)
+        ends = {int(positions[-1]) for positions in reading.positions}
+        assert (ends == {len(prompt.states) + 1}) == (method != "pyramiddrop")
+
+
 @pytest.mark.parametrize("method", ["none", "btp"])
 def test_small_errors_show_and_rounding_does_not(method, tmp_path):
     """In random models of small, middling and large weights. One weight that is off by a thousandth of it shows in each, and so does a
@@ -310,6 +329,15 @@ def test_the_image_token_is_that_of_the_configuration(tmp_path):
     save_llava(tmp_path)
     decoder = load_decoder(tmp_path)
     assert (decoder.image_token, decoder.image_tokens, decoder.first_layers) == (IMAGE, SIDE**2, (0,))
+
+
+def test_a_language_model_without_a_name_is_the_default(tmp_path):
+    save_llava(tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    assert fields["text_config"].pop("model_type") == "llama"
+    path.write_text(json.dumps(fields))
+    assert load_decoder(tmp_path).backbone.config.model_type == "llama"
 
 
 def test_what_a_configuration_leaves_out_is_its_default(tmp_path):
