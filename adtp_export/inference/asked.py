@@ -118,9 +118,10 @@ def listed_in_order(values: object) -> list[Any] | None:
     if isinstance(values, (str, bytes, bytearray, os.PathLike, Set, Mapping)) or not isinstance(values, Iterable):
         return None
     try:
-        return list(values)
+        found = iter(values)
     except TypeError:  # an array without axes
         return None
+    return list(found)
 
 
 def _is_pair(text: object) -> bool:

@@ -128,8 +128,8 @@ def pixel_values(picture: np.ndarray, settings: Mapping[str, Any], side: int) ->
     tile = _cut(picture, settings, side)
     if settings.get("do_normalize", True) and not {"image_mean", "image_std"} <= settings.keys():
         raise InputError(
-            "preprocessor_config.json has no image_mean and image_std, and processors have different ones; write those of the checkpoint's "
-            "processor there"
+            "preprocessor_config.json has no image_mean and image_std, and processors have different ones; write those of the "
+            "checkpoint into its file, and export again"
         )
     return normalized(tile, settings)
 

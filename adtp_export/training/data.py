@@ -86,7 +86,8 @@ def load_tables(settings: TrainOptions, read: Callable[[Path, TrainOptions], Tab
 def _hold_out(train: Table, count: int) -> tuple[list[int], list[int]]:
     """Draw rows for dev by seed 0, and return their numbers and those of the others.
 
-    Rows of one text, or of questions about it, stay on one side, so there may be a few more than `count`.
+    Rows of one text, or of questions about it, stay on one side. So there may be up to twice `count`, or half of it; where that does not
+    do, as with few texts, rows are drawn one by one.
     """
     numbers = list(range(len(train)))
     random.Random(0).shuffle(numbers)
@@ -98,9 +99,9 @@ def _hold_out(train: Table, count: int) -> tuple[list[int], list[int]]:
         alike.setdefault(tuple(row) if isinstance(row, list) else row, []).append(i)
     held: set[int] = set()
     for rows in alike.values():
-        if len(held) < count:
+        if len(held) < count and len(held) + len(rows) <= 2 * count:
             held.update(rows)
-    if len(held) == len(numbers):  # of one text
+    if 2 * len(held) < count or len(held) == len(numbers):
         held = set(numbers[:count])
     return [i for i in numbers if i in held], [i for i in range(len(train)) if i not in held]
 
@@ -179,7 +180,7 @@ class Labels:
         if task == "regression" and not numeric:
             wrong = next(label for label, number in zip(table.labels, numbers) if number is None)
             raise InputError(f"{table.source}: got the label {quoted(wrong)}; --task regression takes numbers")
-        if task == "auto":
+        if task == "auto" and not table.classes:
             _check_finite(table, numbers)
         if task == "regression" or (task == "auto" and fractional and not table.classes):
             return cls(())

@@ -187,6 +187,12 @@ def test_a_directory_is_a_path():
         adtp_export.load(3)
 
 
+def _failing():
+    """What goes wrong in a caller's own texts is the caller's to see."""
+    yield "a"
+    raise TypeError("own")
+
+
 def test_what_texts_may_be(exported):
     deployment = adtp_export.load(exported)
     texts = ["a good film", ("a good film", "a bad one")]
@@ -194,6 +200,8 @@ def test_what_texts_may_be(exported):
     for same in (iter(texts), (text for text in texts), tuple(texts)):
         assert [answer.scores for answer in deployment(same)] == expected
     assert deployment(iter([])) == []
+    with pytest.raises(TypeError, match="own"):
+        deployment(_failing())
     for wrong in ({"a", "b"}, {"a": 1}, b"text", 3, None, {"a": 1}.keys(), np.array("a good film")):
         with pytest.raises(InputError, match="texts: got .*accepted are a string, a pair"):
             deployment(wrong)

@@ -243,10 +243,30 @@ def test_equal_texts_stay_on_one_side(texts):
     assert len(dev) + len(train) == 200
 
 
-def test_rows_of_one_text_are_divided_all_the_same():
-    table = Table("x", ["a"] * 20, [0] * 20)
+@pytest.mark.parametrize(
+    ("texts", "apart"),
+    [
+        (["a"] * 20, False),
+        (["a", "b"] * 50, False),
+        (["a"] * 99 + ["b"], False),
+        (["a"] * 60 + [str(i) for i in range(40)], True),
+        ([str(i // 15) for i in range(100)], True),
+    ],
+    ids=["one text", "two texts", "one beside another", "a large one", "many of some rows"],
+)
+def test_large_texts_do_not_swallow_the_training_rows(texts, apart):
+    """Where no other rows are enough, a text is on both sides."""
+    table = Table("x", texts, [0] * len(texts))
     tables = load_tables(TrainOptions(base="b", train="x.jsonl", dev_share=0.1), lambda path, settings: table)
-    assert (len(tables["dev"]), len(tables["train"])) == (2, 18)
+    dev, train = tables["dev"].texts, tables["train"].texts
+    assert len(texts) / 20 <= len(dev) <= len(texts) / 5
+    assert len(dev) + len(train) == len(texts)
+    assert not apart or not set(dev) & set(train)
+
+
+def test_classes_of_a_data_set_may_have_any_names():
+    table = Table("x", ["t"] * 2, ["0.5", "nan"], ("0.5", "1", "nan"))
+    assert Labels.of(table, "auto").names == table.classes
 
 
 @pytest.mark.parametrize("task", ["sequence", "tokens"])
