@@ -258,5 +258,6 @@ def umask() -> int:
 
 def share(*files: Path) -> None:
     """Give files the rights that new ones get. safetensors writes files that their owner alone can read."""
+    rights = 0o666 & ~umask()
     for file in files:
-        file.chmod(0o666 & ~umask())
+        file.chmod(rights)

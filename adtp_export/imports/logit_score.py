@@ -19,12 +19,12 @@ from ..io import read_json
 from ..model import registry
 from ..model.checkpoint import make_config
 from ..model.config import AdtpBertConfig, PrunedEncoderConfig
+from ..model.decoder import CAP
 from ..model.plain import as_format_2, check_encoder
 
 TASK, LOGITS = "text-generation", "causal_logits"
 HEAD, SCORE, EMBEDDINGS = "lm_head.weight", "score.weight", "embed_tokens.weight"
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"
-_CAP = "final_logit_softcapping"
 
 
 class Tokens(NamedTuple):
@@ -52,10 +52,10 @@ def read(folder: Path, limits: Mapping[str, Any], raw: Mapping[str, Any], path: 
         )
     kind, task = raw.get("model_type"), limits.get("transformer_task")
     known = [name for name in registry.BACKBONES if registry.backbone(name).generates]
-    if task != TASK or kind not in known or raw.get(_CAP) is not None:
+    if task != TASK or kind not in known or raw.get(CAP) is not None:
         got = (
-            f"{_CAP} {quoted(raw[_CAP])}"
-            if raw.get(_CAP) is not None
+            f"{CAP} {quoted(raw[CAP])}"
+            if raw.get(CAP) is not None
             else f"model_type {quoted(kind)}, transformer_task {quoted(task)}"
         )
         raise InputError(

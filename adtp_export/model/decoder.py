@@ -61,6 +61,10 @@ def check_images(raw: Mapping[str, Any], path: Path) -> None:
         )
 
 
+CAP = "final_logit_softcapping"
+"""The field of a configuration that has the cap."""
+
+
 class Capped(nn.Module):
     """A head whose logits stay within ``(-cap, cap)``: ``cap * tanh(logits / cap)``, as Gemma's may."""
 
@@ -106,7 +110,7 @@ class Decoder:
     def head(self) -> nn.Module:
         """From states to logits."""
         module: nn.Module = self.model.get_output_embeddings()
-        cap = getattr(self.backbone.config, "final_logit_softcapping", None)
+        cap = getattr(self.backbone.config, CAP, None)
         return module if cap is None else Capped(module, cap)
 
     @property

@@ -16,6 +16,7 @@ from transformers import PretrainedConfig
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from ..contract import INPUT_IDS, INPUTS, TOKEN_TYPE_IDS
+from ..data.labelled import Question
 from ..data.readers import Label, Text, check_label_column, choose_columns, is_label, no_label, read_rows
 from ..data.tokenize import TokenizedText, pad
 from ..errors import InputError, needs_extras, quoted
@@ -83,6 +84,13 @@ def load_tables(settings: TrainOptions, read: Callable[[Path, TrainOptions], Tab
     return tables
 
 
+def told(row: Any) -> str:
+    """Return a row as one text: of pairs both, of words the text that they make, of questions the context."""
+    if isinstance(row, Question):
+        return row.context
+    return row if isinstance(row, str) else " ".join(row)
+
+
 def _hold_out(train: Table, count: int) -> tuple[list[int], list[int]]:
     """Draw rows for dev by seed 0, and return their numbers and those of the others.
 
@@ -93,10 +101,9 @@ def _hold_out(train: Table, count: int) -> tuple[list[int], list[int]]:
     random.Random(0).shuffle(numbers)
     if count >= len(numbers):
         raise InputError(f"{train.source}: {len(numbers)} rows are too few to hold out {count} of them for dev")
-    alike: dict[Any, list[int]] = {}
+    alike: dict[str, list[int]] = {}
     for i in numbers:
-        row = getattr(train.texts[i], "context", train.texts[i])
-        alike.setdefault(tuple(row) if isinstance(row, list) else row, []).append(i)
+        alike.setdefault(told(train.texts[i]), []).append(i)
     held: set[int] = set()
     for rows in alike.values():
         if len(held) < count and len(held) + len(rows) <= 2 * count:
@@ -176,13 +183,14 @@ class Labels:
         """
         numbers = [_number(label) for label in table.labels]
         numeric = all(number is not None for number in numbers)
-        fractional = numeric and any(number != int(number) for number in numbers if number is not None)
+        fractional = any(number != int(number) for number in numbers if number is not None)
         if task == "regression" and not numeric:
             wrong = next(label for label, number in zip(table.labels, numbers) if number is None)
             raise InputError(f"{table.source}: got the label {quoted(wrong)}; --task regression takes numbers")
-        if task == "auto" and not table.classes:
+        by_default = task == "auto" and fractional and not table.classes
+        if by_default and not numeric:
             _check_finite(table, numbers)
-        if task == "regression" or (task == "auto" and fractional and not table.classes):
+        if task == "regression" or (by_default and numeric):
             return cls(())
         if table.classes:
             return cls(table.classes)
@@ -227,19 +235,18 @@ def _number(label: Label) -> float | None:
     return number if np.isfinite(number) else None
 
 
+_NOT_FINITE = ("nan", "inf", "infinity")
+
+
 def _check_finite(table: Table, numbers: Sequence[float | None]) -> None:
-    """Raises InputError where labels are fractional numbers, but for some that are infinite or not a number."""
+    """Raises InputError where all labels that are no finite numbers are infinite, or not a number."""
     others = [str(label).strip().lower() for label, number in zip(table.labels, numbers) if number is None]
-    fractional = any(number is not None and number != int(number) for number in numbers)
-    if others and fractional and all(other.lstrip("+-") in _NOT_FINITE for other in others):
+    if all(other.lstrip("+-") in _NOT_FINITE for other in others):
         row = numbers.index(None)
         raise InputError(
             f"{table.source}: row {row + 1} has the label {quoted(table.labels[row])}, and others are numbers; mend it, or say "
             "--task classification"
         )
-
-
-_NOT_FINITE = ("nan", "inf", "infinity")
 
 
 def by_number(name: str) -> tuple[float, str]:

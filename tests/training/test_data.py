@@ -233,7 +233,13 @@ def test_questions_about_one_text_stay_on_one_side(tmp_path):
 @pytest.mark.parametrize("texts", [["a", "b"], [("a", "b"), ("a", "c")], [["a", "b"], ["a"]]], ids=str)
 def test_equal_texts_stay_on_one_side(texts):
     """Texts, pairs and words; about as many rows are held out as were asked for."""
-    rows = [[*text, str(i)] if isinstance(text, list) else (text, str(i)) for i in range(20) for text in texts] * 5
+
+    def numbered(text, i):
+        if isinstance(text, str):
+            return f"{text} {i}"
+        return [*text, str(i)] if isinstance(text, list) else (text[0], f"{text[1]} {i}")
+
+    rows = [numbered(text, i) for i in range(20) for text in texts] * 5
     table = Table("x", rows, [0] * len(rows))
     tables = load_tables(TrainOptions(base="b", train="x.jsonl", dev_share=0.1), lambda path, settings: table)
     dev, train = tables["dev"].texts, tables["train"].texts

@@ -17,7 +17,7 @@ from ...contract import HEAD_EMBEDDING, HEAD_SPANS
 from ...data.labelled import Question
 from ...data.overlaps import joined, normalized, overlapping
 from ...errors import InputError, quoted
-from ...training.data import Table
+from ...training.data import Table, told
 from ...training.objectives import for_head
 from ...training.settings import TrainOptions
 from ...training.task import Task, choose_head, make_task
@@ -85,13 +85,6 @@ def read(chosen: TuneOptions) -> Rows:
     tables = {"train": train, **{part: dev.rows(at.tolist(), f"{dev.source}, {part}") for part, at in parts.items()}}
     task = make_task(settings, objective, tables)
     return Rows(task=task, groups={part: renumbered(groups[at]) for part, at in parts.items()})
-
-
-def told(row: Any) -> str:
-    """Return a row as one text: of pairs both, of words the text that they make, of questions the context."""
-    if isinstance(row, Question):
-        return row.context
-    return row if isinstance(row, str) else " ".join(row)
 
 
 def groups_of(texts: Sequence[Any]) -> np.ndarray:
