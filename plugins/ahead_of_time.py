@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import re
@@ -106,11 +107,20 @@ def build(directory: Path, table: Table[V], progress: Progress = lambda done, to
         "variants": entries,
     }
     directory.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(directory / table.archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, data in sorted(files.items()):
-            archive.writestr(zipfile.ZipInfo(name, EPOCH), data, zipfile.ZIP_DEFLATED)
+    (directory / table.archive).write_bytes(packed(files))
     (directory / table.manifest).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return manifest
+
+
+def packed(files: Mapping[str, bytes]) -> bytes:
+    """Return a zip file without compression, compressed as a whole: binaries of one kernel are much alike."""
+    import lzma  # some builds of Python have none
+
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as members:
+        for name, data in sorted(files.items()):
+            members.writestr(zipfile.ZipInfo(name, EPOCH), data)
+    return lzma.compress(archive.getvalue(), preset=9)
 
 
 @dataclass(frozen=True)

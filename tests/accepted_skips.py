@@ -30,6 +30,7 @@ ACCEPTED = (
     r"Python's shared library is missing",  # the library of onnxruntime-extensions that pip brings looks for it
     r"the environment (for optimum )?could not be made",  # a network is missing
     r"looks into /proc",
+    r"this machine has no newer Python",
 )
 
 

@@ -180,6 +180,11 @@ def test_differences_have_margins_speeds_and_adjusted_p(folder):
     assert "| FP32 | 32 | 3 layers | 2.00x and 2.00x | 92.0 and 90.0 | +2.0 | +0.8 to +3.5 | 0.002 | 3 |" in lines[0]
     assert "| INT8 | 32 | 3 layers | 4.00x and 4.00x | 92.0 and 90.0 | +2.0 |" in lines[1]
     assert lines[1].endswith("| 2 |")  # seeds that both have
+    slow = [json.loads(line) for line in (folder / "equal-time-exported.jsonl").read_text().splitlines()]
+    later = {"seed": 2, "precision": "fp32", "speed": {"32": {"speedup": 9.0}}}
+    more = [*slow, {**next(one for one in slow if one["arm"] == "layers"), **later}]
+    (folder / "equal-time-exported.jsonl").write_text("".join(json.dumps(one) + "\n" for one in more))
+    assert "| 2.00x and 2.00x |" in render.render_equal_time(folder / "equal-time-exported.jsonl", "sst2-plan")
     with pytest.raises(KeyError):
         render.render_equal_time(folder / "equal-time-exported.jsonl", "20news-plan")
 

@@ -31,7 +31,11 @@ def test_the_wheel_has_all_of_the_package_and_nothing_else(distributions):
     shipped = {f"{ROOMS[p.parts[0]]}/{'/'.join(p.parts[1:])}" for p in tree() if p.parts[0] in ROOMS}
     assert {name for name in names if not name.startswith(f"{info}/")} == shipped
     assert {f"{info}/licenses/LICENSE", f"{info}/entry_points.txt"} <= names
-    assert {"adtp_export/py.typed", "adtp_export/report/report.css", "adtp_export/plugins/kernels/kernels.zip"} <= names
+    assert {
+        "adtp_export/py.typed",
+        "adtp_export/report/report.css",
+        "adtp_export/plugins/kernels/kernels.zip.xz",
+    } <= names
 
 
 def test_the_wheel_alone_asks_for_little(distributions):

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 from ..contract import HEAD_EMBEDDING, HEAD_SPANS
 from ..errors import InputError
 from ..model.checkpoint import Checkpoint, load_checkpoint, read_config
-from ..model.tokenizer import ignored_settings
+from ..model.tokenizer_settings import ignored_settings
 from ..options import ReadOptions
 from . import bge_m3, colbert, sentence_transformers
 

@@ -15,7 +15,7 @@ from typing import Any
 from ..data.template import DOCUMENT, FILLERS, PROMPT, QUERY, SLOTS, TEXT, ChatTemplate, Slot, fill
 from ..errors import InputError, check_int, ellipsize, quoted
 from ..io import read_json
-from ..model.tokenizer import TOKENIZER_SETTINGS
+from ..model.tokenizer_settings import TOKENIZER_SETTINGS
 
 FILE = "chat_template.jinja"
 _BUCKETS = ("chat_template", "text", "common")

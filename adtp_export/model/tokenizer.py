@@ -12,18 +12,15 @@ from typing import Any
 
 import transformers
 from tokenizers import AddedToken, BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
-from tokenizers.models import BPE
-from tokenizers.processors import RobertaProcessing, TemplateProcessing
+from tokenizers.processors import RobertaProcessing
 
-from ..contract import INPUTS, TOKEN_TYPE_IDS
 from ..data.tokenize import reading_texts, taken, tokenized
 from ..data.truncate import prepared
 from ..errors import InputError, MissingDependencyError, ellipsize, quoted
-from ..io import check_regular, read_json
+from ..io import check_regular
 from .registry import backbone, fields
+from .tokenizer_settings import TOKENIZER, TOKENIZER_SETTINGS, WORD_PIECE, follow, kind_of, settings_of
 
-TOKENIZER = "tokenizer.json"
-TOKENIZER_SETTINGS = "tokenizer_config.json"
 TOKEN_NAMES = ("special_tokens_map.json", "added_tokens.json")
 TOKENIZER_FILES = (
     TOKENIZER,
@@ -54,7 +51,7 @@ _USUAL = {
 
 def special_token(tokenizer: Tokenizer, home: Path, name: str) -> str | None:
     """Return what a special token, such as "mask_token", is called: as a tokenizer's files say, else one of the usual names it knows."""
-    for stored in (_settings(home, file) for file in (TOKENIZER_SETTINGS, *TOKEN_NAMES)):
+    for stored in (settings_of(home, file) for file in (TOKENIZER_SETTINGS, *TOKEN_NAMES)):
         value = stored.get(name) if isinstance(stored, dict) else None
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):
@@ -104,7 +101,7 @@ def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tok
     with _loading(directory):
         _check_kind(directory, found, config)
         tokenizer = prepared(_with_rows(_with_added(makers[found](directory), directory), config.vocab_size))
-        follow_inputs(tokenizer, _settings(directory))
+        tokenizer = follow(tokenizer, settings_of(directory), config)
     if (last := max(tokenizer.get_vocab().values(), default=0)) >= config.vocab_size:
         raise InputError(
             f"{directory}: the tokenizer gives ids up to {last}, the model knows {config.vocab_size}; they do not match"
@@ -113,68 +110,22 @@ def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tok
     return tokenizer
 
 
-_WORD_PIECE = {"Bert", "DistilBert", "Electra", "ConvBert", "MobileBert", "SqueezeBert", "LayoutLM", "RetriBert"}
-_FAMILIES = {"bert", "distilbert", "electra"}
-"""Model types whose tokenizers are of such a kind where none is named."""
-_OWN_FILES = {"vocab.txt": _WORD_PIECE, "merges.txt": {"Roberta", "Bart", "Longformer"}}
+_OWN_FILES = {"vocab.txt": WORD_PIECE, "merges.txt": {"Roberta", "Bart", "Longformer"}}
 """Files of a tokenizer, and the kinds that are made of them here, as transformers calls their classes."""
-
-
-def _kind(named: object) -> str:
-    """Return what transformers' class of a tokenizer is for: "Bert" of ``BertTokenizerFast``."""
-    return str(named).removesuffix("Fast").removesuffix("Tokenizer")
-
-
-_OF_NORMALIZER = {
-    "do_lower_case": ("lowercase", "lower-cased"),
-    "strip_accents": ("strip_accents", "stripped of accents"),
-    "tokenize_chinese_chars": ("handle_chinese_chars", "split between Chinese characters"),
-}
-"""Settings of BERT's tokenizers: the field of the normalizer that decides here, and what it says of texts."""
-
-
-def ignored_settings(home: Path, tokenizer: Tokenizer, kind: str, longest: int | None = None) -> tuple[str, ...]:
-    """Say which settings of `tokenizer_config.json` are ignored here, and followed by transformers.
-
-    Args:
-        home: directory of the tokenizer. kind: the model's `model_type`. longest: tokens that the model reads of a text, or of a window of
-            it; None where it is the setting's own.
-    """
-    settings, told = _settings(home), []
-    if settings.get("truncation_side", "right") != "right":
-        told.append("truncation_side is ignored: long texts are cut at the end")
-    limit = settings.get("model_max_length")
-    if longest is not None and isinstance(limit, int) and 0 < limit < longest:
-        told.append(f"model_max_length, {limit}, is ignored: texts are read up to {longest} tokens")
-    named = settings.get("tokenizer_class")
-    if _kind(named) in _WORD_PIECE if named else kind in _FAMILIES:
-        told += _otherwise_normalized(settings, json.loads(tokenizer.to_str())["normalizer"] or {})
-    return tuple(f"{home.name}/{TOKENIZER_SETTINGS}: {each}" for each in told)
-
-
-def _otherwise_normalized(settings: Mapping[str, Any], normalizer: Mapping[str, Any]) -> Iterator[str]:
-    """Say in what a normalizer of BERT's is not as settings, or their defaults, ask."""
-    asked = {"do_lower_case": True, "tokenize_chinese_chars": True, **settings}
-    does = dict(normalizer)
-    for each, of_case in ((asked, "do_lower_case"), (does, "lowercase")):
-        if each.get("strip_accents") is None:  # as the case
-            each["strip_accents"] = each.get(of_case)
-    as_case = asked["strip_accents"] == asked["do_lower_case"] and does["strip_accents"] == does.get("lowercase")
-    for name, (own, said) in _OF_NORMALIZER.items():
-        if own in normalizer and asked[name] != does[own] and not (name == "strip_accents" and as_case):
-            yield f"{name} is ignored: texts are {'' if does[own] else 'not '}{said}, as {TOKENIZER} says"
 
 
 def _check_kind(directory: Path, found: str, config: Any) -> None:
     """Raises InputError where the file that was found is of a kind of tokenizer that this would read otherwise than transformers."""
-    settings = _settings(directory)
+    settings = settings_of(directory)
     own = settings.get("auto_map")
     if isinstance(own, dict) and own.get("AutoTokenizer"):
         raise InputError("it has code of its own, which is not run; save it as tokenizer.json, and leave auto_map out")
     if (kinds := _OWN_FILES.get(found)) is None:
         return
     named = settings.get("tokenizer_class") or getattr(config, "tokenizer_class", None)
-    other = config.model_type == "mpnet" or (named and _kind(named) not in kinds and named != "PreTrainedTokenizerFast")
+    other = config.model_type == "mpnet" or (
+        named and kind_of(named) not in kinds and named != "PreTrainedTokenizerFast"
+    )
     if other:
         raise InputError(
             f"{found} is of {named or 'MPNetTokenizer'}; made of it here are those of {', '.join(sorted(kinds))}. Save a tokenizer.json, "
@@ -183,22 +134,27 @@ def _check_kind(directory: Path, found: str, config: Any) -> None:
 
 
 def _with_added(tokenizer: Tokenizer, directory: Path) -> Tokenizer:
-    """Add the tokens that stand beside a tokenizer's file and not in it.
+    """Add the tokens that stand beside a tokenizer's file and not in it, and have those of it take spaces as it is said beside it.
 
     Raises:
         InputError: one has an id that is not the next one.
     """
-    listed = _settings(directory).get("added_tokens_decoder") or {}
+    listed = settings_of(directory).get("added_tokens_decoder") or {}
     tokens = {
         int(number): fields for number, fields in listed.items() if isinstance(fields, dict) and number.isdecimal()
     }
-    tokens |= {number: {"content": token} for token, number in _settings(directory, TOKEN_NAMES[1]).items()}
+    tokens |= {
+        number: {"content": token}
+        for token, number in settings_of(directory, TOKEN_NAMES[1]).items()
+        if number not in tokens
+    }
     flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
     for number, told in sorted(tokens.items()):
         content = told.get("content")
-        if not isinstance(content, str) or tokenizer.token_to_id(content) is not None:
+        at = tokenizer.token_to_id(content) if isinstance(content, str) else None
+        if not isinstance(content, str) or (at is not None and (at != number or len(told) == 1)):
             continue
-        if number != tokenizer.get_vocab_size():
+        if at is None and number != tokenizer.get_vocab_size():
             raise InputError(
                 f"the token {quoted(content)} has the id {number}, and the next free one is {tokenizer.get_vocab_size()}"
             )
@@ -216,21 +172,22 @@ def _only_named(directory: Path) -> Iterator[Mapping[str, Any]]:
     """Yield the fields of special tokens that a tokenizer's files name beside the usual ones."""
     for file in (TOKENIZER_SETTINGS, TOKEN_NAMES[0]):
         for name in ("additional_special_tokens", "extra_special_tokens"):
-            named = _settings(directory, file).get(name)
+            named = settings_of(directory, file).get(name)
             for each in named.values() if isinstance(named, dict) else named if isinstance(named, list) else ():
                 yield each if isinstance(each, dict) else {"content": each}
 
 
-def put_in_added(file: Path, directory: Path) -> None:
-    """Write into a copy of a directory's `tokenizer.json` the tokens that stand beside that one, for those who read the file alone.
+def put_in(file: Path, directory: Path, config: Any) -> None:
+    """Write into a copy of a directory's `tokenizer.json` what stands beside that one, for those who read the file alone.
 
     Raises:
         InputError: the file is damaged, or as `load_tokenizer`.
     """
     with _loading(directory):
         tokenizer = Tokenizer.from_file(str(file))
-        known = len(tokenizer.get_added_tokens_decoder())
-        if len(_with_added(tokenizer, directory).get_added_tokens_decoder()) > known:
+        own = tokenizer.to_str()
+        tokenizer = follow(_with_added(tokenizer, directory), settings_of(directory), config)
+        if tokenizer.to_str() != own:
             tokenizer.save(str(file))
 
 
@@ -245,34 +202,6 @@ def _with_rows(tokenizer: Tokenizer, rows: int) -> Tokenizer:
 def with_rows(spelled: dict[str, Any], rows: int) -> dict[str, Any]:
     """Return the same of the content of a `tokenizer.json`."""
     return {**spelled, "added_tokens": [token for token in spelled.get("added_tokens", []) if token["id"] < rows]}
-
-
-def follow_inputs(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> None:
-    """Have a tokenizer give the type 0 to all tokens of a pair where `model_input_names` in its settings has no token types."""
-    given = settings.get("model_input_names") or INPUTS
-    if TOKEN_TYPE_IDS not in given and tokenizer.post_processor is not None:  # of models without it, none has types
-        untyped = _untyped(json.loads(tokenizer.post_processor.__getstate__()))
-        made = Tokenizer.from_str(json.dumps({**json.loads(Tokenizer(BPE()).to_str()), "post_processor": untyped}))
-        tokenizer.post_processor = made.post_processor
-
-
-def _untyped(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a post-processor as `tokenizer.json` has it, with the type 0 alone."""
-    if state["type"] == "Sequence":
-        return {**state, "processors": [_untyped(each) for each in state["processors"]]}
-    if state["type"] == "TemplateProcessing":
-        sides = {
-            side: [{kind: {**piece, "type_id": 0} for kind, piece in each.items()} for each in state[side]]
-            for side in ("single", "pair")
-        }
-        return {**state, **sides}
-    if state["type"] != "BertProcessing":
-        return state  # RoBERTa's has no types, and others have none to give
-    (first, _), (last, _) = named = [tuple(state[name]) for name in ("cls", "sep")]
-    pair = [first, "$A:0", last, "$B:0", f"{last}:0"]
-    made = TemplateProcessing(single=[first, "$A", last], pair=pair, special_tokens=named)
-    spelled: dict[str, Any] = json.loads(made.__getstate__())
-    return spelled
 
 
 WORDS, UNKNOWN = "a film, and 2 good words", "\u0533\u10e5\u1251"
@@ -309,15 +238,9 @@ def _whole(directory: Path) -> Tokenizer:
     return Tokenizer.from_file(str(directory / TOKENIZER))
 
 
-def _settings(directory: Path, name: str = TOKENIZER_SETTINGS) -> dict[str, Any]:
-    path = directory / name
-    settings: dict[str, Any] = read_json(path) if path.is_file() else {}
-    return settings
-
-
 def _word_piece(directory: Path) -> Tokenizer:
     """BERT's WordPiece from `vocab.txt`."""
-    settings = _settings(directory)
+    settings = settings_of(directory)
     return BertWordPieceTokenizer(
         str(directory / "vocab.txt"),
         lowercase=settings.get("do_lower_case", True),
@@ -328,7 +251,7 @@ def _word_piece(directory: Path) -> Tokenizer:
 
 def _byte_level(directory: Path) -> Tokenizer:
     """RoBERTa's byte-level BPE from `vocab.json` and `merges.txt`."""
-    spaced = bool(_settings(directory).get("add_prefix_space", False))
+    spaced = bool(settings_of(directory).get("add_prefix_space", False))
     files = (str(directory / name) for name in ("vocab.json", "merges.txt"))
     tokenizer = ByteLevelBPETokenizer(*files, add_prefix_space=spaced)._tokenizer
     special, said = ("<s>", "</s>", "<pad>", "<unk>", "<mask>"), _described(directory)
@@ -341,7 +264,7 @@ def _byte_level(directory: Path) -> Tokenizer:
 
 def _described(directory: Path) -> dict[str, dict[str, bool]]:
     """Return what a tokenizer's files say of special tokens: with "lstrip", a mask takes the space before it."""
-    stored = [_settings(directory, name) for name in (TOKEN_NAMES[0], TOKENIZER_SETTINGS)]
+    stored = [settings_of(directory, name) for name in (TOKEN_NAMES[0], TOKENIZER_SETTINGS)]
     values = [value for each in stored for value in (*each.values(), *each.get("added_tokens_decoder", {}).values())]
     flags = ("lstrip", "rstrip", "single_word", "normalized")
     tokens = [value for value in values if isinstance(value, dict) and isinstance(value.get("content"), str)]
@@ -354,7 +277,7 @@ def _sentence_piece(directory: Path, config: Any) -> Tokenizer:
     Raises:
         InputError: a family whose conversion is not known. MissingDependencyError: what reads the file is not installed.
     """
-    named = str(_settings(directory).get("tokenizer_class", "")).removesuffix("Fast") + "Fast"
+    named = str(settings_of(directory).get("tokenizer_class", "")).removesuffix("Fast") + "Fast"
     family = named if named in _CLASSES.values() else _CLASSES.get(config.model_type)
     if family is None:
         raise InputError(

@@ -30,7 +30,8 @@ from ..model.checkpoint import Checkpoint
 from ..model.config import AdtpBertConfig, EmbeddingSettings, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import MODULES, PrunedEncoderForEmbedding
-from ..model.tokenizer import TOKEN_NAMES, TOKENIZER, TOKENIZER_FILES, TOKENIZER_SETTINGS, with_rows
+from ..model.tokenizer import TOKEN_NAMES, TOKENIZER_FILES, with_rows
+from ..model.tokenizer_settings import TOKENIZER, TOKENIZER_SETTINGS
 from ..model.vectors import VectorSettings
 
 POOLING_MODES = {"mean": "mean_tokens", "first": "cls_token", "last": "lasttoken", "max": "max_tokens"}

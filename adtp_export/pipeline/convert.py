@@ -186,7 +186,7 @@ def _in_format_2(student: PrunedEncoder) -> PrunedEncoder:
 
 def _name_tokenizer(checkpoint: Checkpoint, work: Path) -> None:
     """Say which class loads `tokenizer.json`, where nothing does: transformers goes by the family, and knows none of ours."""
-    from ..model.tokenizer import TOKENIZER_SETTINGS
+    from ..model.tokenizer_settings import TOKENIZER_SETTINGS
 
     path = work / TOKENIZER_SETTINGS
     fields = read_json(path) if path.is_file() else {}

@@ -30,7 +30,7 @@ from ..model.heads import head_class
 from ..model.heads.embedding import PrunedEncoderForEmbedding
 from ..model.heads.sequence import AdtpBertForSequenceClassification
 from ..model.structured import INTERMEDIATE_SIZES, PRUNED_HEADS, pruned_heads
-from ..model.tokenizer import follow_inputs
+from ..model.tokenizer_settings import follow_inputs
 from .data import Labels
 from .methods import for_method
 from .objectives import Objective
@@ -56,7 +56,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
         raise InputError(f"{source}: accepted is a fast tokenizer with a padding token; BERT's has both")
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes such a one where there are no files
         raise InputError(f"{source}: its tokenizer knows no words; copy tokenizer.json of the model there")
-    follow_inputs(tokenizer.backend_tokenizer, tokenizer.init_kwargs)  # as an export of it does
+    follow_inputs(tokenizer.backend_tokenizer, tokenizer.model_input_names)  # as an export of it does
     return tokenizer  # type: ignore[return-value] # typed as every backend there is
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,13 @@ class Arm:
     right: Mapping[int, np.ndarray]
     speed: Mapping[int, Mapping[str, float]]
 
-    def fast(self, batch: int) -> float | None:
-        """Return the mean speedup of the seeds; None where none is timed."""
-        found = [speeds[str(batch)] for speeds in self.speed.values() if str(batch) in speeds]
-        return statistics.mean(found) if found else None
+    def timed(self, batch: int) -> set[int]:
+        """Return the seeds whose students were timed in batches of a size."""
+        return {seed for seed, speeds in self.speed.items() if str(batch) in speeds}
+
+    def fast(self, batch: int, seeds: Collection[int]) -> float:
+        """Return the mean speedup of some seeds, which are timed."""
+        return statistics.mean(self.speed[seed][str(batch)] for seed in seeds)
 
     def accuracy(self, seeds: Iterable[int]) -> float:
         """Return the mean accuracy of some seeds."""
@@ -132,11 +135,14 @@ def compared(students: Students) -> Iterator[tuple[list[str], Difference]]:
                     continue
                 assert first is not None
                 assert second is not None
-                fast = [f"{speed:.2f}x" if (speed := arm.fast(batch)) else "" for arm in (first, second)]
+                timed = first.timed(batch) & second.timed(
+                    batch
+                )  # together: sessions and revisions differ between seeds
+                fast = [f"{arm.fast(batch, timed):.2f}x" for arm in (first, second)] if timed else []
                 shared = first.right.keys() & second.right.keys()
                 right = [f"{100 * arm.accuracy(shared):.1f}" for arm in (first, second)]
                 what = [f"{ARMS[names[0]]} - {ARMS[names[1]]}", precision.upper(), str(batch), f"{at} layers"]
-                yield [*what, " and ".join(fast) if all(fast) else "", " and ".join(right)], found
+                yield [*what, " and ".join(fast), " and ".join(right)], found
 
 
 def differences(folder: Path, dataset: str, size: str) -> str:
@@ -290,7 +296,7 @@ def plots(folder: Path) -> dict[str, str]:
             except KeyError:
                 continue
             for batch in (MANY, ONE):
-                if any(arm.fast(batch) for arm in students.arms.values()):
+                if any(arm.timed(batch) for arm in students.arms.values()):
                     title = f"{DATASETS[dataset]}{'' if size == PLAN else ', small runs'}, batches of {batch}"
                     drawn[f"docs/equal-time-{dataset}-{batch}.svg"] = accuracy_by_speed(students, batch, title)
             break
@@ -301,9 +307,9 @@ def accuracy_by_speed(students: Students, batch: int, title: str) -> str:
     """Draw each arm in each precision: a dot for the mean of the seeds that are timed, and their range."""
     lines: dict[str, list[tuple[float, list[float]]]] = {}
     for (name, _, _, precision), arm in sorted(students.arms.items()):
-        if arm.fast(batch) and name != "schedule":
-            right = [float(arm.right[seed].mean()) for seed in arm.speed]
-            lines.setdefault(f"{_short(name)} {precision.upper()}", []).append((float(arm.fast(batch) or 0), right))
+        if (timed := arm.timed(batch)) and name != "schedule":
+            right = [float(arm.right[seed].mean()) for seed in timed]
+            lines.setdefault(f"{_short(name)} {precision.upper()}", []).append((arm.fast(batch, timed), right))
     speeds = [speed for points_of in lines.values() for speed, _ in points_of]
     values = [value for points_of in lines.values() for _, right in points_of for value in right]
     edge = 0.05 * (max(speeds) - min(speeds)) or 0.1

@@ -1,4 +1,4 @@
-"""The encoder's compiled kernels, in `kernels/encoder.zip`. Needs no Triton and no GPU."""
+"""The encoder's compiled kernels, in `kernels/encoder.zip.xz`. Needs no Triton and no GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..ahead_of_time import Table
 from ..binaries import DIRECTORY, HERE, read_archive
 from .variants import ALL, Variant
 
-ARCHIVE, MANIFEST = "encoder.zip", "encoder.json"
+ARCHIVE, MANIFEST = "encoder.zip.xz", "encoder.json"
 SCHEMA = 1
 
 

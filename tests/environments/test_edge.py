@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from testbed import DEMO, ROOT
@@ -64,14 +65,32 @@ class Edge:
         elsewhere = os.path.dirname(
             self.python
         )  # Python would find the source in this folder, and not what is installed
+        if not self.hidden:
+            environment["PATH"] = elsewhere  # no compiler there
         return subprocess.run(
             [*map(str, words)], capture_output=True, text=True, check=False, env=environment, cwd=elsewhere
         )
 
 
-def own_environment(folder, wheel):
+def newest_python():
+    """The newest Python of this machine, and the version of it; pyenv keeps several beside each other."""
+    kept = (Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions").glob("*/bin/python3")
+    on_path = (shutil.which(f"python3.{minor}") for minor in range(sys.version_info.minor + 1, 20))
+    tell = "import sys; print(*sys.version_info[:2])"
+    found = []
+    for python in (*filter(None, on_path), *kept):
+        told = subprocess.run([python, "-c", tell], capture_output=True, text=True, check=False)
+        if not told.returncode:
+            found.append((tuple(map(int, told.stdout.split())), str(python)))
+    version, python = max(found, default=(sys.version_info[:2], sys.executable))
+    if version <= sys.version_info[:2]:
+        pytest.skip("this machine has no newer Python")
+    return python
+
+
+def own_environment(python, folder, wheel):
     """A fresh environment with the wheel, made of the source distribution, and the extra for ONNX Runtime."""
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([python, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
     result = subprocess.run(
@@ -83,11 +102,16 @@ def own_environment(folder, wheel):
     return Edge(python)
 
 
-@pytest.fixture(scope="module", params=["hidden", pytest.param("installed", marks=pytest.mark.slow)])
+INSTALLED = [pytest.param(name, marks=pytest.mark.slow) for name in ("installed", "installed on the newest Python")]
+
+
+@pytest.fixture(scope="module", params=["hidden", *INSTALLED])
 def edge(request, tmp_path_factory):
     if request.param == "hidden":
         return Edge(sys.executable, {module for modules in _EXTRAS.values() for module in modules})
-    return own_environment(tmp_path_factory.mktemp("edge") / "venv", request.getfixturevalue("distributions")[1])
+    python = sys.executable if request.param == "installed" else newest_python()
+    wheel = request.getfixturevalue("distributions")[1]
+    return own_environment(python, tmp_path_factory.mktemp("edge") / "venv", wheel)
 
 
 def test_the_extras_are_those_of_the_package():
@@ -107,21 +131,23 @@ def test_answers_are_the_same(edge, exported):
         assert (found["label"], found["score"]) == (answer.label, pytest.approx(answer.score, abs=1e-5))
 
 
-@pytest.mark.parametrize("edge", [pytest.param("installed", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize("edge", INSTALLED, indirect=True)
 def test_the_operators_of_the_wheel_answer(edge, demo, tmp_path, monkeypatch):
-    """In an environment that has no compiler and has built nothing."""
+    """In an environment that has no compiler and has built nothing, which takes what this one takes."""
     monkeypatch.delenv(operators.SWITCH)
     adtp_export.export(demo, tmp_path / "out")
     code = """
 import adtp_export
 from adtp_export.plugins import operators
+print(adtp_export.load(sys.argv[1]).target)
 for target in ("onnxruntime-cpu-fp32-plugin", "onnxruntime-cpu-fp32"):
     print(*(answer.label for answer in adtp_export.load(sys.argv[1], target=target)(sys.argv[2:])))
 print(operators.library())
 """
     result = edge.run(code, tmp_path / "out", *TEXTS)
     assert result.returncode == 0, result.stderr
-    *answers, library = result.stdout.splitlines()
+    target, *answers, library = result.stdout.splitlines()
+    assert target == adtp_export.load(tmp_path / "out").target
     assert answers == ["positive negative"] * 2
     assert os.path.dirname(os.path.dirname(edge.python)) in library
 

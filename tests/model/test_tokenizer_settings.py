@@ -10,14 +10,15 @@ import torch
 import transformers
 from plain_models import edit_json, write_plain
 from testbed import DEMO
-from tokenizers import Tokenizer
-from tokenizers.processors import BertProcessing, Sequence, TemplateProcessing
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.processors import BertProcessing, RobertaProcessing, Sequence, TemplateProcessing
 from transformers import CamembertConfig
 
 from adtp_export.data.tokenize import encode, pad
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.imports import open_checkpoint
-from adtp_export.model.tokenizer import load_tokenizer
+from adtp_export.model.tokenizer import load_tokenizer, put_in
 from adtp_export.training.models import load_tokenizer as load_for_training
 
 
@@ -81,7 +82,10 @@ def test_settings_of_a_tokenizer_that_are_ignored_are_told(plain_bert):
     assert side == "truncation_side is ignored: long texts are cut at the end"
     assert limit == "model_max_length, 64, is ignored: texts are read up to 128 tokens"
     assert case == "do_lower_case is ignored: texts are lower-cased, as tokenizer.json says"
-    edit_json(settings, tokenizer_class="PreTrainedTokenizerFast")  # which does not read do_lower_case either
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    edit_json(
+        settings, tokenizer_class="PreTrainedTokenizerFast", model_input_names=names
+    )  # it does not read do_lower_case either
     assert len(open_checkpoint(plain_bert).notes) == 2
     edit_json(
         settings, truncation_side="right", model_max_length=10**30, do_lower_case=None, tokenizer_class="BertTokenizer"
@@ -99,18 +103,22 @@ TEMPLATE = TemplateProcessing(
 
 
 @pytest.mark.parametrize("processor", [TEMPLATE, Sequence([TEMPLATE]), BertProcessing(("[SEP]", 3), ("[CLS]", 2))])
-@pytest.mark.parametrize("typed", [True, False])
+@pytest.mark.parametrize("typed", [True, False, None])
 def test_pairs_have_types_where_the_tokenizer_says_that_the_model_reads_them(tmp_path, processor, typed):
-    """transformers leaves out what `model_input_names` does not name, and BERT then takes 0 for all tokens."""
+    """transformers leaves out what `model_input_names` does not name, and BERT then takes 0 for all tokens; so does version 5."""
     model = write_plain(tmp_path / "model", "sequence")
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer.post_processor = processor
     tokenizer.save(str(model / "tokenizer.json"))
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if typed else [])]
-    (model / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "model_input_names": names})
-    )
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}
+    settings |= {} if typed is None else {"model_input_names": names}
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
     checkpoint = open_checkpoint(model)
+    by_default = "token_type_ids" in transformers.PreTrainedTokenizerFast.model_input_names
+    missing = [note for note in checkpoint.notes if "model_input_names is missing: every token of a pair" in note]
+    assert len(missing) == (typed is None and not by_default)
+    typed = by_default if typed is None else typed
     pairs = [("a film", "great great film"), ("a", "b")]
     batch = pad(encode(checkpoint.tokenizer, pairs, 32), checkpoint.student.pad_id, checkpoint.student.input_names)
     asked = transformers.AutoTokenizer.from_pretrained(model)(*zip(*pairs), padding=True, return_tensors="pt")
@@ -120,6 +128,62 @@ def test_pairs_have_types_where_the_tokenizer_says_that_the_model_reads_them(tmp
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     trained = pad(encode(load_for_training(str(model)).backend_tokenizer, pairs, 32), 0, batch.keys())
     assert all((trained[name] == batch[name]).all() for name in batch)
+
+
+@pytest.fixture
+def byte_level(tmp_path):
+    """Write a byte-level tokenizer that says whether a space stands before a text, and settings beside it."""
+
+    def write(spaced, settings):
+        words = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+        made = Tokenizer(BPE({word: i for i, word in enumerate(words)}, []))
+        split = pre_tokenizers.Split("b", "isolated")
+        made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=spaced)])
+        if settings.get("tokenizer_class") == "RobertaTokenizer":  # has no other way to split
+            made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
+        made.post_processor = RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=spaced)
+        made.add_special_tokens(words[:5])
+        made.save(str(tmp_path / "tokenizer.json"))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<pad>", **settings}))
+        config = transformers.RobertaConfig(vocab_size=len(words))
+        config.save_pretrained(tmp_path)
+        return config
+
+    return write
+
+
+TEXTS = ["a film", " a  film", "<mask> a", "a <mask>film", "<mask>"]
+
+
+@pytest.mark.parametrize("kind", ["RobertaTokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("asked", [{}, {"add_prefix_space": True}, {"add_prefix_space": False}], ids=str)
+@pytest.mark.parametrize("spaced", [True, False])
+def test_a_space_before_a_text_is_what_the_class_in_transformers_takes(byte_level, tmp_path, spaced, asked, kind):
+    tokenizer = load_tokenizer(tmp_path, byte_level(spaced, {"tokenizer_class": kind, **asked}))
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        assert tokenizer.encode(text).ids == expected(text)["input_ids"]
+
+
+def test_a_space_before_a_text_is_set_in_a_sequence_as_well(byte_level, tmp_path):
+    config = byte_level(False, {"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": True})
+    tokens = load_tokenizer(tmp_path, config).encode("a", add_special_tokens=False).tokens
+    assert tokens == ["\u0120", "a"]
+
+
+def test_a_token_takes_the_spaces_that_stand_beside_the_tokenizer(byte_level, tmp_path):
+    """`<mask>` of RoBERTa takes the space before it; its file may not say so."""
+    mask = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
+    config = byte_level(False, {"tokenizer_class": "RobertaTokenizer", "added_tokens_decoder": {"4": mask}})
+    edit_json(tmp_path / "tokenizer_config.json", mask_token="<mask>")
+    tokenizer = load_tokenizer(tmp_path, config)
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        assert tokenizer.encode(text).ids == expected(text)["input_ids"]
+    assert tokenizer.encode("a <mask>", add_special_tokens=False).tokens == ["a", " <mask>"]
+    put_in(tmp_path / "tokenizer.json", tmp_path, config)
+    alone = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert alone.encode("a <mask>", add_special_tokens=False).tokens == ["a", " <mask>"]
 
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
@@ -150,12 +214,15 @@ def test_special_tokens_that_are_only_named_are_added(tmp_path, file, name):
         ({"handle_chinese_chars": False}, {}, ["tokenize_chinese_chars is ignored: texts are not split"]),
         ({"lowercase": False}, {}, ["do_lower_case is ignored: texts are not lower-cased"]),
         ({"lowercase": False, "strip_accents": False}, {"do_lower_case": False}, []),
+        ({}, {"split_special_tokens": True}, ["split_special_tokens is ignored: special tokens that are typed"]),
         ({}, {}, []),
     ],
 )
+@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "in a sequence"])
 @pytest.mark.parametrize("named", [{"tokenizer_class": "BertTokenizer"}, {}], ids=["named", "of the family"])
-def test_a_normalizer_that_is_not_as_the_settings_ask_is_told(plain_bert, normalizer, settings, told, named):
+def test_a_normalizer_that_is_not_as_the_settings_ask_is_told(plain_bert, normalizer, settings, told, named, wrapped):
     made = {"type": "BertNormalizer", "lowercase": True, **NORMALIZER, **normalizer}
+    made = {"type": "Sequence", "normalizers": [made]} if wrapped else made
     edit_json(plain_bert / "tokenizer.json", normalizer=made)
     (plain_bert / "tokenizer_config.json").write_text(json.dumps({**named, **settings}))
     notes = [note.partition(".json: ")[2] for note in open_checkpoint(plain_bert).notes]
@@ -179,3 +246,9 @@ def test_ignored_settings_of_sentence_transformers_are_told(tmp_path):
     side, case = [note for note in checkpoint.notes if "is ignored" in note]
     assert "truncation_side is ignored" in side
     assert "do_lower_case is ignored" in case
+    (model / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    made = {"type": "BertNormalizer", "lowercase": False, **NORMALIZER}
+    edit_json(model / "tokenizer.json", normalizer=made)
+    (model / "tokenizer_config.json").write_text("{}")
+    (accents,) = [note for note in open_checkpoint(model).notes if "is ignored" in note]
+    assert "strip_accents is ignored: texts are not stripped of accents" in accents

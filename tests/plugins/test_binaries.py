@@ -6,11 +6,11 @@ import importlib.util
 import json
 import re
 import shutil
-import zipfile
+import sys
 
 import pytest
 
-from adtp_export.errors import InputError
+from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.plugins import ahead_of_time, binaries
 from adtp_export.plugins.driver import _POINTERS, Call, arguments
 from adtp_export.plugins.variants import (
@@ -55,14 +55,16 @@ def test_every_variant_is_there_for_every_gpu():
 
 
 def test_files_are_those_of_the_manifest_and_small():
-    with zipfile.ZipFile(binaries.DIRECTORY / binaries.ARCHIVE) as archive:
-        found = {name: archive.read(name) for name in archive.namelist()}
+    path = binaries.DIRECTORY / binaries.ARCHIVE
+    archive = binaries.read_archive(path)
+    found = {name: archive.read(name) for name in archive.namelist()}
     listed = {found["file"]: found for _, _, found in all_binaries()}
     assert set(found) == set(listed)
     for name, data in found.items():
         assert len(data) == listed[name]["bytes"]
         assert hashlib.sha256(data).hexdigest() == listed[name]["sha256"]
     assert sum(map(len, found.values())) == binaries.manifest()["bytes"] < 7_000_000
+    assert path.stat().st_size < 500_000
 
 
 def test_no_register_spills_and_room_to_run():
@@ -78,22 +80,28 @@ def test_no_register_spills_and_room_to_run():
 
 def test_no_sum_depends_on_the_order_of_programs():
     """No atomics, so answers repeat to the bit."""
-    with zipfile.ZipFile(binaries.DIRECTORY / binaries.ARCHIVE) as archive:
-        texts = [archive.read(name).decode() for name in archive.namelist() if name.endswith(".ptx")]
+    archive = binaries.read_archive(binaries.DIRECTORY / binaries.ARCHIVE)
+    texts = [archive.read(name).decode() for name in archive.namelist() if name.endswith(".ptx")]
     assert len(texts) == len(ALL)
     assert not any(re.search(r"\b(atom|red)\.", text) for text in texts)
 
 
 def test_no_debug_data():
-    with zipfile.ZipFile(binaries.DIRECTORY / binaries.ARCHIVE) as archive:
-        assert any(name.endswith(".ptx") for name in archive.namelist())
-        for name in archive.namelist():
-            data = archive.read(name)
-            assert not any(word in data for word in (b".debug_line", b".debug_info", b".nv_debug", b".py")), name
-            if name.endswith(".ptx"):
-                assert b".target sm_80" in data
-                assert b".version 8.0" in data  # what drivers of CUDA 12.0 read
-                assert data.endswith(b"\0")
+    archive = binaries.read_archive(binaries.DIRECTORY / binaries.ARCHIVE)
+    assert any(name.endswith(".ptx") for name in archive.namelist())
+    for name in archive.namelist():
+        data = archive.read(name)
+        assert not any(word in data for word in (b".debug_line", b".debug_info", b".nv_debug", b".py")), name
+        if name.endswith(".ptx"):
+            assert b".target sm_80" in data
+            assert b".version 8.0" in data  # what drivers of CUDA 12.0 read
+            assert data.endswith(b"\0")
+
+
+def test_without_lzma_reading_the_kernels_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "lzma", None)  # as in a Python that was built without it
+    with pytest.raises(MissingDependencyError, match="needs Python's module lzma, .* apt install liblzma-dev"):
+        binaries.read_archive(tmp_path / "other.zip.xz")
 
 
 @pytest.fixture

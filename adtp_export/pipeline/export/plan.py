@@ -113,7 +113,7 @@ def _surely_written(options: ExportOptions) -> list[str]:
 
 def _previous(out: Path, checkpoint: Checkpoint) -> Manifest:
     """Return the manifest of the directory that is to be updated."""
-    from ...model.tokenizer import TOKENIZER
+    from ...model.tokenizer_settings import TOKENIZER
     from ..companions import reads_alike
 
     previous = read_manifest(out)

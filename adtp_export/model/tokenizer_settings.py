@@ -1,0 +1,164 @@
+"""What `tokenizer_config.json` changes of the tokenizer beside it, as in transformers, and which of its settings are ignored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
+
+from ..contract import INPUTS, TOKEN_TYPE_IDS
+from ..data.truncate import parts
+from ..io import read_json
+
+TOKENIZER = "tokenizer.json"
+TOKENIZER_SETTINGS = "tokenizer_config.json"
+WORD_PIECE = {"Bert", "DistilBert", "Electra", "ConvBert", "MobileBert", "SqueezeBert", "LayoutLM", "RetriBert"}
+BYTE_LEVEL = {"Roberta", "Bart", "Longformer", "LED", "GPT2", "Qwen2"}
+"""Kinds whose classes set `add_prefix_space` by themselves, whatever `tokenizer.json` says."""
+_WORD_PIECE_MODELS, _BYTE_LEVEL_MODELS = {"bert", "distilbert", "electra"}, {"roberta", "qwen2"}
+"""Model types whose tokenizers are of such a kind where none is named."""
+_ANY_KIND = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes that take what `tokenizer.json` says."""
+
+
+def settings_of(directory: Path, name: str = TOKENIZER_SETTINGS) -> dict[str, Any]:
+    """Return the content of one of a tokenizer's files; an empty object where there is none."""
+    path = directory / name
+    settings: dict[str, Any] = read_json(path) if path.is_file() else {}
+    return settings
+
+
+def kind_of(named: object) -> str:
+    """Return what transformers' class of a tokenizer is for: "Bert" of ``BertTokenizerFast``."""
+    return str(named).removesuffix("Fast").removesuffix("Tokenizer")
+
+
+def follow(tokenizer: Tokenizer, settings: Mapping[str, Any], config: Any) -> Tokenizer:
+    """Return a tokenizer with the types of tokens and the space before a text that settings ask for.
+
+    Args:
+        settings: of `tokenizer_config.json`. config: of the encoder, in transformers' terms.
+    """
+    tokenizer = _with_prefix_space(tokenizer, settings, config)
+    follow_inputs(tokenizer, _inputs(settings))
+    return tokenizer
+
+
+def _with_prefix_space(tokenizer: Tokenizer, settings: Mapping[str, Any], config: Any) -> Tokenizer:
+    """Have a byte-level tokenizer read the first word of a text as one behind a space, or not, as its class in transformers does."""
+    named = settings.get("tokenizer_class") or getattr(config, "tokenizer_class", None)
+    if not (kind_of(named) in BYTE_LEVEL if named else config.model_type in _BYTE_LEVEL_MODELS):
+        return tokenizer
+    spaced = bool(settings.get("add_prefix_space", False))
+    if all(
+        part["add_prefix_space"] == spaced for part in parts(tokenizer.pre_tokenizer) if part["type"] == "ByteLevel"
+    ):
+        return tokenizer
+    spelled: dict[str, Any] = json.loads(tokenizer.to_str())
+    steps = {name: _spaced(spelled[name], spaced) for name in ("pre_tokenizer", "post_processor")}
+    return Tokenizer.from_str(json.dumps({**spelled, **steps}))
+
+
+def _spaced(step: Any, spaced: bool) -> Any:
+    """Return a step of `tokenizer.json` with another `add_prefix_space` wherever it has one."""
+    if isinstance(step, list):
+        return [_spaced(each, spaced) for each in step]
+    if not isinstance(step, dict):
+        return step
+    return {name: spaced if name == "add_prefix_space" else _spaced(value, spaced) for name, value in step.items()}
+
+
+def _inputs(settings: Mapping[str, Any]) -> list[str]:
+    """Return the names of what a tokenizer gives: those of the settings, else of the class in the transformers that is installed."""
+    listed = settings.get("model_input_names")
+    by_default = transformers.PreTrainedTokenizerFast.model_input_names
+    return list(listed or (by_default if settings.get("tokenizer_class") in _ANY_KIND else INPUTS))
+
+
+def follow_inputs(tokenizer: Tokenizer, names: list[str]) -> None:
+    """Have a tokenizer give the type 0 to all tokens of a pair where the names of what it gives have no token types."""
+    if TOKEN_TYPE_IDS not in names and tokenizer.post_processor is not None:  # of models without it, none has types
+        untyped = _untyped(json.loads(tokenizer.post_processor.__getstate__()))
+        made = Tokenizer.from_str(json.dumps({**json.loads(Tokenizer(BPE()).to_str()), "post_processor": untyped}))
+        tokenizer.post_processor = made.post_processor
+
+
+def _untyped(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a post-processor as `tokenizer.json` has it, with the type 0 alone."""
+    if state["type"] == "Sequence":
+        return {**state, "processors": [_untyped(each) for each in state["processors"]]}
+    if state["type"] == "TemplateProcessing":
+        sides = {
+            side: [{kind: {**piece, "type_id": 0} for kind, piece in each.items()} for each in state[side]]
+            for side in ("single", "pair")
+        }
+        return {**state, **sides}
+    if state["type"] != "BertProcessing":
+        return state  # RoBERTa's has no types, and others have none to give
+    (first, _), (last, _) = named = [tuple(state[name]) for name in ("cls", "sep")]
+    pair = [first, "$A:0", last, "$B:0", f"{last}:0"]
+    made = TemplateProcessing(single=[first, "$A", last], pair=pair, special_tokens=named)
+    spelled: dict[str, Any] = json.loads(made.__getstate__())
+    return spelled
+
+
+_OF_NORMALIZER = {
+    "do_lower_case": ("lowercase", "lower-cased"),
+    "strip_accents": ("strip_accents", "stripped of accents"),
+    "tokenize_chinese_chars": ("handle_chinese_chars", "split between Chinese characters"),
+}
+"""Settings of BERT's tokenizers: the field of the normalizer that decides here, and what it says of texts."""
+
+
+def ignored_settings(home: Path, tokenizer: Tokenizer, kind: str, longest: int | None = None) -> tuple[str, ...]:
+    """Say which settings of `tokenizer_config.json` are ignored here, and followed by transformers, and which decide by being left out.
+
+    Args:
+        home: directory of the tokenizer. kind: the model's `model_type`. longest: tokens that the model reads of a text, or of a window of
+            it; None where it is the setting's own.
+    """
+    settings, told = settings_of(home), []
+    if settings.get("truncation_side", "right") != "right":
+        told.append("truncation_side is ignored: long texts are cut at the end")
+    limit = settings.get("model_max_length")
+    if longest is not None and isinstance(limit, int) and 0 < limit < longest:
+        told.append(f"model_max_length, {limit}, is ignored: texts are read up to {longest} tokens")
+    if settings.get("split_special_tokens"):
+        told.append("split_special_tokens is ignored: special tokens that are typed in a text are read as such")
+    named = settings.get("tokenizer_class")
+    if kind_of(named) in WORD_PIECE if named else kind in _WORD_PIECE_MODELS:
+        told += _otherwise_normalized(settings, parts(tokenizer.normalizer))
+    if TOKEN_TYPE_IDS not in _inputs(settings) and not settings.get("model_input_names") and _has_types(home):
+        told.append(
+            f"model_input_names is missing: every token of a pair has the type 0, as in transformers {transformers.__version__}; "
+            f"list token_type_ids there if the model was trained with the types of {TOKENIZER}, as before transformers 5"
+        )
+    return tuple(f"{home.name}/{TOKENIZER_SETTINGS}: {each}" for each in told)
+
+
+def _has_types(home: Path) -> bool:
+    """Say whether `tokenizer.json` has other types of tokens than 0."""
+    state: dict[str, Any] | None = settings_of(home, TOKENIZER).get("post_processor")
+    return state is not None and _untyped(state) != state
+
+
+def _otherwise_normalized(settings: Mapping[str, Any], normalizers: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Say in what a normalizer of BERT's, alone or in a sequence, is not as settings, or their defaults, ask."""
+    normalizer = next((each for each in normalizers if each["type"] == "BertNormalizer"), {})
+    asked = {"do_lower_case": True, "tokenize_chinese_chars": True, **settings}
+    does = dict(normalizer)
+    for each, of_case in ((asked, "do_lower_case"), (does, "lowercase")):
+        if each.get("strip_accents") is None:  # as the case
+            each["strip_accents"] = each.get(of_case)
+    as_case = asked["strip_accents"] == asked["do_lower_case"] and does["strip_accents"] == does.get("lowercase")
+    if any(each["type"] == "Lowercase" for each in normalizers):
+        does["lowercase"], as_case = True, False
+    for name, (own, said) in _OF_NORMALIZER.items():
+        if own in normalizer and asked[name] != does[own] and not (name == "strip_accents" and as_case):
+            yield f"{name} is ignored: texts are {'' if does[own] else 'not '}{said}, as {TOKENIZER} says"
