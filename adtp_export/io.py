@@ -10,6 +10,8 @@ import ctypes
 import errno
 import json
 import os
+import re
+import shutil
 import stat
 import sys
 import tempfile
@@ -63,6 +65,33 @@ def writing_scratch(what: str) -> Iterator[None]:
             f"{place}: {what} cannot be written there ({error.strerror or error}); free some space, or type TMPDIR=DIR before the "
             "command, with a directory that has room"
         ) from error
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_TOLD = re.compile(
+    rf"No space left on device|os error ({'|'.join(map(str, FULL))})\b|PytorchStreamWriter|inline_container.*unexpected pos"
+)
+"""What libraries say: safetensors repeats the system's error, `torch.save` does not."""
+
+
+@contextlib.contextmanager
+def telling_full_disk(out: Path | None = None, then: str = "") -> Iterator[None]:
+    """Turn what a full disk makes of a long run into one clear message, also where a library writes; other errors pass.
+
+    Args:
+        out: where the run writes, beside temporary files. then: what to do once there is room.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # of libraries: many types
+        if not ((isinstance(error, OSError) and error.errno in FULL) or _FULL_TOLD.search(str(error))):
+            raise
+        temporary = Path(tempfile.gettempdir())
+        place = min(filter(None, (out, temporary)), key=lambda each: shutil.disk_usage(each).free)
+        way = "" if place == out else ", or type TMPDIR=DIR before the command, with a directory that has room"
+        raise InputError(f"{place}: the disk is full; free some space{way}{then and f', then {then}'}") from error
 
 
 def read_document(path: Path, most: int = SETTINGS_BYTES) -> str:

@@ -7,7 +7,6 @@ a lock (`flock`) on the folder it works in. A folder without a lock is what a ki
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import InputError, quoted
-from ..io import exchange, flush, flush_alone, hold, umask
+from ..io import FULL, exchange, flush, flush_alone, hold, umask
 from .checks import checked_file
 from .records import MANIFEST_NAME, Manifest
 
@@ -252,7 +251,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in FULL:
             raise InputError(
                 f"{path}: the disk is full ({error.strerror}); free some space or give another place"
             ) from error

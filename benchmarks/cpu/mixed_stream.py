@@ -1,11 +1,11 @@
-"""Texts of very unequal length in order of arrival: in ONNX Runtime without and with the attention operators, and in `load`.
+"""Texts of very unequal length in order of arrival: in ONNX Runtime without and with the operators, in lower precisions, and in `load`.
 
     python -m benchmarks.cpu.mixed_stream OUT PRECOMPUTED --sst2 FILE --news FILE         # in records/mixed-stream.json
 
-OUT is what `adtp-export MODEL_DIR` writes, PRECOMPUTED what `adtp-export MODEL_DIR --precompute-embedding-projections` does; each model
-has a part of the record. The stream has three sentences of SST-2 for each post of 20 Newsgroups, in batches of 32 in order of arrival.
-ONNX Runtime gets tokens, each batch as it arrived or split by length into parts. `load` gets all texts at once, and tokenizes and sorts
-them. Contenders have processes of their own and take turns.
+OUT is what `adtp-export MODEL_DIR --precision bf16,int8` writes, PRECOMPUTED what `adtp-export MODEL_DIR
+--precompute-embedding-projections` does; each model has a part of the record. The stream has three sentences of SST-2 for each post of
+20 Newsgroups, in batches of 32 in order of arrival. ONNX Runtime gets tokens, each batch as it arrived or split by length into parts.
+`load` gets all texts at once, and tokenizes and sorts them. Contenders have processes of their own and take turns.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ TEXTS, ARRIVAL, SPLITS = 192, 32, (32, 16, 8, 4, 1)
 """Texts of the stream, of a batch that arrives, and of its parts."""
 ROUNDS, SEED = 9, 0
 GRAPH, OPERATORS = "graph", "operators"
+LOWER = {name: f"onnxruntime-cpu-{name}-linear-plugin" for name in ("bf16", "int8")}
 LOADS = {
     "load-graph": (0, "onnxruntime-cpu-fp32"),
     "load": (0, None),
     "load-precomputed": (1, None),
+    **{f"load-{name}": (0, target) for name, target in LOWER.items()},
 }
 """Which directory `load` is given, and which target; None: it chooses."""
 
@@ -74,7 +76,7 @@ def through_load(name: str, given: dict[str, Any]) -> Callable[[int], object]:
 
 
 def through_onnxruntime(name: str, given: dict[str, Any]) -> Callable[[int], object]:
-    """Open OUT's fp32 file as an application does; its tokens are made beforehand."""
+    """Open a file of OUT as an application does; its tokens are made beforehand."""
     import onnxruntime  # noqa: TID251 # as an application that has nothing of ours
 
     from adtp_export import load
@@ -82,10 +84,11 @@ def through_onnxruntime(name: str, given: dict[str, Any]) -> Callable[[int], obj
     from adtp_export.plugins import operators
 
     predictor, options = load(given["outs"][0], target="onnxruntime-cpu-fp32"), onnxruntime.SessionOptions()
-    if name == OPERATORS:
+    if name != GRAPH:
         options.register_custom_ops_library(str(operators.library()))
-    path = Path(given["outs"][0]) / "model.onnx"
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    manifest = json.loads((Path(given["outs"][0]) / "manifest.json").read_text(encoding="utf-8"))
+    file = manifest["targets"][LOWER[name]]["file"] if name in LOWER else "model.onnx"
+    session = onnxruntime.InferenceSession(Path(given["outs"][0]) / file, options, providers=["CPUExecutionProvider"])
     names = [entry.name for entry in session.get_inputs()]
     rows = encode(predictor.tokenizer, given["texts"], predictor.max_tokens)
     feeds = {}
@@ -138,7 +141,7 @@ def main() -> None:
         (folder / "given.json").write_text(json.dumps(given), encoding="utf-8")
         workers = []
         try:
-            for name in (GRAPH, OPERATORS, *LOADS):
+            for name in (GRAPH, OPERATORS, *LOWER, *LOADS):
                 workers.append(Worker(name, sys.executable, "benchmarks.cpu.mixed_stream", folder))
             rows = measure(workers)
         finally:

@@ -6,17 +6,18 @@ from typing import Any
 
 from adtp_export.benchmarking.profile import PRODUCTS
 from benchmarks.cpu.contenders import OURS
-from benchmarks.harness.forced import FULL, LAYERS
+from benchmarks.harness.forced import FULL, LAYERS, SHAPE
 from benchmarks.harness.records import RECORDS, read_document, read_lines
 from benchmarks.render.pruning import if_weights_are_read_first
 from benchmarks.render.tables import per_second, place, quoted, table
 
-PRECOMPUTED, SPLIT = "student-precomputed", "student-sorted"
+PRECOMPUTED, SPLIT, OPERATORS = "student-precomputed", "student-sorted", "student-plugin"
 USUAL = f"padded-dense-{FULL}"
 FACTORS = {
     "fewer layers": (USUAL, f"padded-dense-{LAYERS}"),
     "no padding": (f"padded-dense-{LAYERS}", f"packed-dense-{LAYERS}"),
     "fewer tokens": (f"packed-dense-{LAYERS}", "student"),
+    "operators": ("student", OPERATORS),
 }
 """What of the front page's speedup comes from where: the time of the first over that of the second."""
 BEST_PEERS = {
@@ -59,11 +60,11 @@ def front(record: dict[str, Any]) -> str:
     for workload in workloads:
         ms = {name: row["p50_ms"] for (at, name), row in rows.items() if at == workload}
         peer = min(BEST_PEERS.keys() & ms, key=ms.__getitem__, default=None)
-        versus = rows[workload, "student"]["vs"]
+        versus = rows[workload, OPERATORS]["vs"]
         factors = [f"{ms[slower] / ms[faster]:.1f}" for slower, faster in FACTORS.values()]
         best = f"{ms[peer]:.1f} ({BEST_PEERS[peer]})" if peer else ""
         over_best = f"**{quoted(versus[peer])}**" if peer else ""
-        times = [f"{ms[USUAL]:.1f}", best, f"{ms['student']:.1f}"]
+        times = [f"{ms[USUAL]:.1f}", best, f"{ms[OPERATORS]:.1f}"]
         lines.append([workload, *times, " x ".join(factors), f"**{quoted(versus[USUAL])}**", over_best])
     heads = ["workload", "BERT as usually exported, ms", "best peer, ms", "student, ms", " x ".join(FACTORS)]
     heads += ["= speedup over the usual", "over the best peer"]
@@ -75,7 +76,27 @@ def front(record: dict[str, Any]) -> str:
         f"{place(record)}, "
         f"ONNX Runtime {record['versions']['onnxruntime']}."
     )
-    return "\n\n".join([table(heads, lines), told, f"{_accuracy()} {_on_a_gpu()}"])
+    return "\n\n".join([table(heads, lines), told, f"{_in_lower_precisions(record)} {_accuracy()} {_on_a_gpu()}"])
+
+
+def _in_lower_precisions(record: dict[str, Any]) -> str:
+    """Say how much faster the table's student is in bf16 and INT8 on the same kind of processor."""
+    hardware = record["device"]["hardware"]
+    (part,) = (
+        shapes[SHAPE]
+        for shapes in read_document(RECORDS / "precision-speed.json").values()
+        if shapes[SHAPE]["device"]["hardware"] == hardware
+    )
+    ms = {(row["workload"], row["precision"]): row["p50_ms"] for row in part["results"]}
+    workloads = list(dict.fromkeys(workload for workload, _ in ms))
+    told = []
+    for name, precision in (("bf16", "bf16 linear with operators"), ("INT8", "int8 per token with operators")):
+        gains = [ms[workload, "fp32 with operators"] / ms[workload, precision] for workload in workloads]
+        told.append(f"{min(gains):.1f} to {max(gains):.1f} times as fast in {name}")
+    return (
+        f"**In lower precisions**, without calibration, the same student is {' and '.join(told)} "
+        f"({workloads[0]} to {workloads[-1]}; [other processors](docs/results.md#precision))."
+    )
 
 
 def _accuracy() -> str:
@@ -97,9 +118,9 @@ def _on_a_gpu() -> str:
     slow = {w: v["speedup"] for w, v in over.items() if v["speedup"] - v["margin"] < 1}
     fast = [f"{v['speedup']:.1f}x on {w}" for w, v in over.items() if w not in slow]
     return (
-        "**On an H100 in fp16** (ONNX Runtime) the cut does not pay in small batches: the table's student has "
-        f"{min(slow.values()):.2f}x to {max(slow.values()):.2f}x the speed of packed dense BERT of its depth on {', '.join(slow)}, and "
-        f"{', '.join(fast) or 'nowhere more'}."
+        "**On an H100 in fp16** (ONNX Runtime; TensorRT engines were built, not timed) the cut does not pay in small batches: the table's "
+        f"student has {min(slow.values()):.2f}x to {max(slow.values()):.2f}x the speed of packed dense BERT of its depth on "
+        f"{', '.join(slow)}, and {', '.join(fast) or 'nowhere more'}."
     )
 
 
@@ -247,6 +268,7 @@ def render_stream(record: dict[str, Any]) -> str:
 def _stream_of(model: str, record: dict[str, Any]) -> str:
     rows = {(row["contender"], row["split"]): row for row in record["results"]}
     names = {"graph": "graph alone", "operators": "with the operators"}
+    names |= {"bf16": "bf16 with the operators", "int8": "INT8 per token with the operators"}
     whole = record["batch"]
 
     def cell(name: str, split: int) -> str:
@@ -259,7 +281,8 @@ def _stream_of(model: str, record: dict[str, Any]) -> str:
             split, f"split by length into parts of {split}"
         )
         lines.append([f"ONNX Runtime, {what}", *(cell(name, split) for name in names)])
-    lines.append(["`load`, all texts at once", *(f"{rows[name, whole]['s']:.3f}" for name in ("load-graph", "load"))])
+    loads = ("load-graph", "load", "load-bf16", "load-int8")
+    lines.append(["`load`, all texts at once", *(f"{rows[name, whole]['s']:.3f}" for name in loads)])
     tables = rows["load-precomputed", whole]
     told = (
         f"Seconds for {record['texts']} texts, medians of {record['rounds']} rounds in turns; in brackets, times the best of the column. "

@@ -81,5 +81,8 @@ def render_fidelity(record: dict[str, Any]) -> str:
     heads = ["target", "same prediction", "same tokens kept", "rows with another token", "largest logit difference"]
     calibration = record["calibration"]
     told = f"{record['student']}, {record['verification']['rows']:,} rows of {calibration['text']}, calibrated on {calibration['rows']}"
+    told += (
+        f"; int8-linear has a range per token and needs no calibration. {place(record)}" if "device" in record else ""
+    )
     more = f"`python -m benchmarks.cpu.precision fidelity STUDENT TEXT_FILE`: {told}."
     return f"{table([*heads, 'accuracy lost, points'], lines)}\n\n{more}"

@@ -4,9 +4,11 @@
 //
 // MODEL is model.strings.onnx of: adtp-export MODEL_DIR --with-tokenizer
 // EXTENSIONS is the library of onnxruntime-extensions, such as libortextensions.so, which has the tokenizer's operators.
+// ADTP_LIBRARY, in the environment, may name the library of compiled attention operators: what `adtp-plugin path` prints.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <numeric>
 #include <string>
@@ -46,6 +48,10 @@ try
     Ort::Env env(ORT_LOGGING_LEVEL_ERROR, "classify");
     Ort::SessionOptions options;
     options.RegisterCustomOpsLibrary(argv[2]);
+    if (char const* const attention = std::getenv("ADTP_LIBRARY"))
+    {
+        options.RegisterCustomOpsLibrary(attention); // of adtp-plugin path
+    }
     Ort::Session session(env, argv[1], options);
 
     std::vector<char const*> texts(argv + 3, argv + argc); // UTF-8

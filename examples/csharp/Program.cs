@@ -1,6 +1,7 @@
 // Answers texts with ONNX Runtime alone: dotnet run -- MODEL "a text" "another"
 //
 // MODEL is model.strings.onnx of: adtp-export MODEL_DIR --with-tokenizer
+// ADTP_LIBRARY, in the environment, may name the library of compiled attention operators: what adtp-plugin path prints.
 using System;
 using System.Collections.Generic;
 using System.Linq;
@@ -15,6 +16,10 @@ string[] texts = args[1..];
 
 using var options = new SessionOptions();
 options.RegisterOrtExtensions(); // the tokenizer's operators
+if (Environment.GetEnvironmentVariable("ADTP_LIBRARY") is { Length: > 0 } attention)
+{
+    options.RegisterCustomOpLibrary(attention); // of adtp-plugin path
+}
 using var session = new InferenceSession(args[0], options);
 
 using var input = OrtValue.CreateTensorWithEmptyStrings(OrtAllocator.DefaultInstance, new long[] { texts.Length });

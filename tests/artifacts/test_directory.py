@@ -8,10 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kill_points import NAMES, read, write
+from safetensors import SafetensorError
 from testbed import ROOT
 
 from adtp_export import io as disk
@@ -21,7 +24,7 @@ from adtp_export.artifacts.directory import OutputDirectory, clear_leftovers, re
 from adtp_export.artifacts.manifest import read_manifest
 from adtp_export.artifacts.records import file_entry
 from adtp_export.errors import InputError
-from adtp_export.io import flush, hold
+from adtp_export.io import flush, hold, telling_full_disk
 
 KILLS = ROOT / "tests" / "kill_points.py"
 
@@ -310,6 +313,39 @@ def test_links_are_not_flushed_and_a_file_system_may_flush_no_directories(tmp_pa
     with pytest.raises(InputError, match="the disk is full"):
         write(tmp_path / "out", "new")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), True),
+        (SafetensorError("Error while serializing: I/O error: Permission denied (os error 13)"), False),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 9664 vs 9556"), True),
+        (OSError(errno.EACCES, "Permission denied"), False),
+        (InputError("the disk is full of birds"), False),
+    ],
+    ids=str,
+)
+def test_a_full_disk_is_told_whoever_writes(error, told, tmp_path):
+    with pytest.raises(InputError if told else type(error)) as caught, telling_full_disk(tmp_path, "add --resume"):
+        raise error
+    if told:
+        assert re.search(r": the disk is full; free some space.*, then add --resume$", str(caught.value))
+    else:
+        assert caught.value is error
+
+
+def test_of_a_full_disk_for_temporary_files_the_message_names_another(tmp_path, monkeypatch):
+    room = {tmp_path: 10, Path(tempfile.gettempdir()): 5}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=room[path]))
+    for place, way in ((tempfile.gettempdir(), ", or type TMPDIR=DIR before the command, .*"), (str(tmp_path), "")):
+        with (
+            pytest.raises(InputError, match=f"^{re.escape(place)}: the disk is full; free some space{way}$"),
+            telling_full_disk(tmp_path),
+        ):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        room[tmp_path] = 1
 
 
 def test_odd_places_are_one_message(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -135,6 +136,20 @@ def test_killed_and_resumed_is_the_same_as_not_killed(trained, reviews, tmp_path
 
 
 @pytest.mark.slow
+def test_a_full_disk_ends_a_run_that_goes_on_later(trained, tmp_path):
+    """A limit on file size stands in for a full disk."""
+    out, _, _ = trained
+    again = tmp_path / "again"
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
+    result = run_cli("adtp-train", "--config", out / "train.yaml", "--out", again, prelude=limit)
+    assert result.returncode == 2, result.stderr
+    assert re.search(r": the disk is full; free some space.*, then add --resume: the run goes on", result.stderr)
+    assert "Traceback" not in result.stderr
+    result = run_cli("adtp-train", "--out", again, "--resume")
+    assert result.returncode == 0, result.stderr
+    assert (again / "results.json").exists()
+
+
 def test_two_processes_train_one_student(base, reviews, tmp_path):
     """Gradients of gradients, best checkpoint, files and messages with DistributedDataParallel."""
     launch = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "-m", "adtp_export.cli.train")

@@ -67,14 +67,19 @@ def run(program, extensions, model, *texts):
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
-def test_it_answers_as_python(program, extensions, exported, tmp_path):
+@pytest.mark.parametrize("compiled", [False, True], ids=["in the graph", "with the operators"])
+def test_it_answers_as_python(program, extensions, exported, tmp_path, operators_library, compiled):
     classify = adtp_export.load(exported, target="onnxruntime-cpu-fp32")
     tokenizer = Tokenizer.from_file(str(exported / "tokenizer.json"))
     before = strings.tokenizing(tokenizer, classify.max_tokens, classify.inputs)
     strings.join(before, exported / "model.onnx", tmp_path / "model.strings.onnx")
     texts = [text for text in HARD if "\n" not in text]  # the program prints a text on a line
-    said = run(program, extensions, tmp_path / "model.strings.onnx", *texts)
+    path, environment = extensions
+    environment = {**environment, "LD_DEBUG": "files", "LD_DEBUG_OUTPUT": str(tmp_path / "loaded")}
+    environment |= {"ADTP_LIBRARY": str(operators_library)} if compiled else {}
+    said = run(program, (path, environment), tmp_path / "model.strings.onnx", *texts)
     assert said.returncode == 0, said.stderr
+    assert compiled == any(str(operators_library) in log.read_text() for log in tmp_path.glob("loaded.*"))
     lines = said.stdout.removesuffix("\n").split("\n")
     for line, text, answer in zip(lines, texts, classify(texts), strict=True):
         *probabilities, printed = line.split(" ", len(classify.labels))

@@ -12,11 +12,9 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 import torch
 from known_graphs import prelude, taking_known_graphs
-from plain_models import write_plain
 from safetensors.torch import load_file
 from training_runs import Heard
 from transformers import AutoTokenizer, BertForSequenceClassification
@@ -324,44 +322,20 @@ def test_a_run_publishes_what_it_confirmed_and_chooses_anew(model, reviewed, tmp
         assert not any(name.startswith("trial_") for name in steps.durations_s)
         assert len(anew["trials"]) == len(record["trials"])
         code = command.command(True, {"model": model, "out": out, "speedup": 500.0, **more})
-    assert code == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["verdict"], told["published"], told["chosen"]) == ("nearest", False, None)
+        assert code == 1
+        told = json.loads(capsys.readouterr().out)
+        assert (told["verdict"], told["published"], told["chosen"]) == ("nearest", False, None)
+        kept, results = (out / RECORD).read_text(), (out / "results.json").read_text()
+        (out / RECORD).unlink()
+        with pytest.raises(InputError, match="does not name all students of the run"):
+            room.tune(model, out, max_drop=40.0, **more)
+        (out / RECORD).write_text(kept)
+        os.truncate(out / "work" / "trials" / record["chosen"]["name"] / WEIGHTS, 1000)
+        with pytest.raises(InputError, match=f"{record['chosen']['name']} is damaged .*{WEIGHTS} has changed"):
+            room.tune(model, out, max_drop=40.0, **more)
+        assert (out / "results.json").read_text() == results
     with pytest.raises(InputError, match=r"holds a run of other settings \(seed\)"):
         room.tune(model, out, seed=1, **more)
-
-
-WORDS = ["the", "room", "was", "small", "and", "clean", "hotel", "near", "station", "great"]
-
-
-def tagged(rng, number):
-    words = rng.choices(WORDS, k=rng.randint(9, 14))
-    return {"tokens": words, "tags": ["B-X" if word in ("room", "hotel") else "O" for word in words]}
-
-
-def asked(rng, number):
-    words = rng.choices(WORDS, k=rng.randint(9, 30))
-    place = rng.randrange(len(words))
-    answer = {"text": [words[place]], "answer_start": [len(" ".join([*words[:place], ""]))]}
-    return {"question": f"was it {number}?", "context": " ".join(words), "answers": answer}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("head", "make"), [("tokens", tagged), ("spans", asked)])
-def test_tags_and_spans_go_through_it_as_well(head, make, tmp_path):
-    labels = {"id2label": {0: "B-X", 1: "O"}, "label2id": {"B-X": 0, "O": 1}} if head == "tokens" else {}
-    (tmp_path / "model").mkdir()
-    directory, rng, rows = write_plain(tmp_path / "model", head, **labels), random.Random(0), {}
-    for name, count in (("train", 60), ("dev", 60)):
-        rows[name] = tmp_path / f"{name}.jsonl"
-        rows[name].write_text("".join(json.dumps(make(rng, i)) + "\n" for i in range(count)))
-    with taking_known_graphs():
-        record = room.tune(directory, tmp_path / "out", max_drop=100.0, precisions="fp32", **rows, **FAST)
-    assert {time["site"] for time in record["table"]} == {"", "1.attention"}
-    assert np.isfinite([each["confirmed"]["drop"] for each in record["candidates"]]).all()
-    (tmp_path / "cut").mkdir()  # which takes no less time in so small a model, so a run may not have trained one
-    searched(tmp_path / "cut", directory, rows, Heard(), "1.attention")
-    assert "1.attention" in (tmp_path / "cut" / RECORD).read_text()
 
 
 def found_below(folder):

@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from adtp_export.errors import InputError
@@ -11,7 +13,9 @@ from adtp_export.io import hold
 from adtp_export.pipeline.tune import directory
 from adtp_export.pipeline.tune.directory import TOLD
 from adtp_export.pipeline.tune.options import TuneOptions
-from adtp_export.pipeline.tune.trials import WEIGHTS
+from adtp_export.pipeline.tune.shapes import Arm
+from adtp_export.pipeline.tune.trials import RECORD, WEIGHTS, Trial, Trials
+from adtp_export.training.checkpoints import seal
 
 
 def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path):
@@ -91,3 +95,70 @@ def test_another_choice_replaces_what_a_run_published_and_nothing_else(exported,
         notes.unlink()
     directory.publish(out, None, exported)
     assert files() == [name for name in published if not name.startswith("student")]
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Trials of a run with two students: `a` with its weights, and `b` without."""
+    rows = SimpleNamespace(
+        task=SimpleNamespace(parts={"train": range(3)}, settings=SimpleNamespace(seed=0)),
+        groups={"dev": np.arange(4)},
+    )
+
+    def opened():
+        return Trials(tmp_path, tmp_path / "work", None, rows)
+
+    lines = []
+    for name in "ab":
+        place = tmp_path / "work" / directory.TRIALS / name
+        place.mkdir(parents=True)
+        (place / WEIGHTS).write_bytes(bytes(1000))
+        np.savez(place / TOLD, loss=np.ones(4), score=np.ones(4))
+        seal(place)
+        trial = Trial(name=name, arm=Arm(2, "0.ffn", 0.5), rows=8, start="", loss=1.0, drop=0.0)
+        lines.append(json.dumps(trial.to_json()) + "\n")
+    (tmp_path / RECORD).write_text("".join(lines))
+    trials = opened()
+    trials.forget(trials.done["b"])
+    return tmp_path, opened
+
+
+def test_students_that_are_as_they_were_written_are_used(kept):
+    out, opened = kept
+    (out / RECORD).write_text((out / RECORD).read_text().replace("\n", "\n\n"))  # as editors leave it
+    trials = opened()
+    trials.check_complete()
+    assert [trial.name for trial in trials.can_be_chosen()] == ["a"]
+    for name, trial in trials.done.items():
+        assert trials.sound(trial).name == name
+        assert trials.told(trial).score.tolist() == [1.0] * 4
+
+
+def test_damaged_students_and_records_are_refused(kept):
+    out, opened = kept
+    place, record = out / "work" / directory.TRIALS / "a", (out / RECORD).read_text()
+    trials = opened()
+    os.truncate(place / TOLD, 100)
+    with pytest.raises(InputError, match=rf"a/{TOLD} is damaged .*, so nothing can be chosen there"):
+        trials.told(trials.done["a"])
+    seal(place)
+    (place / WEIGHTS).write_bytes(bytes(999) + b"x")
+    with pytest.raises(InputError, match=rf"a is damaged \({WEIGHTS} has changed since it was written\)"):
+        trials.sound(trials.done["a"])
+    (out / RECORD).write_text(record.replace('"rows": 8', '"rows": ', 1))
+    with pytest.raises(InputError, match=f"{RECORD}, line 1: it is damaged"):
+        opened()
+    for partial in (record.splitlines(keepends=True)[0], ""):
+        (out / RECORD).write_text(partial)
+        with pytest.raises(InputError, match="does not name all students of the run"):
+            opened().check_complete()
+
+
+def test_a_published_student_is_known_by_names_alone(kept, exported):
+    """It is that of a trial whose files may be gone."""
+    out, opened = kept
+    trials = opened()
+    directory.publish(out, trials.sound(trials.done["a"]), exported)
+    assert {path.name for path in (out / directory.STUDENT).iterdir()} == {WEIGHTS}
+    shutil.rmtree(out / "work" / directory.TRIALS)
+    directory.published(out)

@@ -1,16 +1,23 @@
 """Rows that `adtp-tune` chooses and confirms on: apart in groups, and what they can prove."""
 
+import json
 import math
+import random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from known_graphs import taking_known_graphs
+from plain_models import write_plain
+from test_tune import FAST, searched
+from training_runs import Heard
 
 from adtp_export.benchmarking.paired import means_at_most
 from adtp_export.pipeline.progress import Steps
 from adtp_export.pipeline.tune import exports
+from adtp_export.pipeline.tune import tune as room
 from adtp_export.pipeline.tune.choice import ALPHA, confirm
 from adtp_export.pipeline.tune.rows import (
     CONFIRM,
@@ -25,6 +32,7 @@ from adtp_export.pipeline.tune.rows import (
     worth,
 )
 from adtp_export.pipeline.tune.run import Run
+from adtp_export.pipeline.tune.trials import RECORD
 
 
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=200), st.integers(0, 5))
@@ -114,3 +122,36 @@ def test_a_student_that_cannot_be_exported_makes_room_for_the_next(monkeypatch, 
     monkeypatch.setattr(exports, "pairs", lambda *given: [])
     monkeypatch.setattr(Run, "_finish", lambda self, made, candidates: made)
     assert [*run._end(search, {exports.MODEL: tmp_path})] == [exports.MODEL, "student-0", "student-2", "student-3"]
+
+
+WORDS = ["the", "room", "was", "small", "and", "clean", "hotel", "near", "station", "great"]
+
+
+def tagged(rng, number):
+    words = rng.choices(WORDS, k=rng.randint(9, 14))
+    return {"tokens": words, "tags": ["B-X" if word in ("room", "hotel") else "O" for word in words]}
+
+
+def asked(rng, number):
+    words = rng.choices(WORDS, k=rng.randint(9, 30))
+    place = rng.randrange(len(words))
+    answer = {"text": [words[place]], "answer_start": [len(" ".join([*words[:place], ""]))]}
+    return {"question": f"was it {number}?", "context": " ".join(words), "answers": answer}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("head", "make"), [("tokens", tagged), ("spans", asked)])
+def test_tags_and_spans_go_through_it_as_well(head, make, tmp_path):
+    labels = {"id2label": {0: "B-X", 1: "O"}, "label2id": {"B-X": 0, "O": 1}} if head == "tokens" else {}
+    (tmp_path / "model").mkdir()
+    directory, rng, rows = write_plain(tmp_path / "model", head, **labels), random.Random(0), {}
+    for name, count in (("train", 60), ("dev", 60)):
+        rows[name] = tmp_path / f"{name}.jsonl"
+        rows[name].write_text("".join(json.dumps(make(rng, i)) + "\n" for i in range(count)))
+    with taking_known_graphs():
+        record = room.tune(directory, tmp_path / "out", max_drop=100.0, precisions="fp32", **rows, **FAST)
+    assert {time["site"] for time in record["table"]} == {"", "1.attention"}
+    assert np.isfinite([each["confirmed"]["drop"] for each in record["candidates"]]).all()
+    (tmp_path / "cut").mkdir()  # which takes no less time in so small a model, so a run may not have trained one
+    searched(tmp_path / "cut", directory, rows, Heard(), "1.attention")
+    assert "1.attention" in (tmp_path / "cut" / RECORD).read_text()

@@ -1,8 +1,7 @@
 // Products in lower precision, alone and with a sum and norm behind them, in arrays without a byte to spare, for sanitizers; results of
 // products against double. With the path of a library, its functions are called in place of those that are linked.
 #include "linear_product.h"
-
-#include <dlfcn.h>
+#include "loaded.h"
 
 #include <algorithm>
 #include <cmath>
@@ -343,14 +342,8 @@ int main(int argc, char** argv)
 {
     if (argc > 1)
     {
-        void* const library = dlopen(argv[1], RTLD_NOW);
-        if (!library)
-        {
-            std::printf("%s\n", dlerror());
-            return 1;
-        }
-        gRun.linear = reinterpret_cast<decltype(gRun.linear)>(dlsym(library, "adtp_linear"));
-        gRun.chain = reinterpret_cast<decltype(gRun.chain)>(dlsym(library, "adtp_chain"));
+        adtp::load(argv[1], "adtp_linear", gRun.linear);
+        adtp::load(argv[1], "adtp_chain", gRun.chain);
     }
     else
     {

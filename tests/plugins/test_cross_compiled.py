@@ -20,6 +20,7 @@ PROCESSORS = {
 }
 """The levels of products that each runs. What it has not, QEMU does not execute. a64fx has almost all that is as old as dot products."""
 MINGW = "x86_64-w64-mingw32-g++-posix"
+WINE = "/usr/lib/wine/wine64"
 CPU = ROOT / "plugins" / "cpu"
 LINEAR = ("linear.cpp", "linear_portable.cpp", "linear_neon.cpp", "linear_neon_dotprod.cpp", "chain.cpp")
 OF_OPERATORS = ("operators.cpp", "linear_operators.cpp", "chain_operators.cpp")
@@ -54,20 +55,29 @@ def mingw():
     return tool(MINGW, "g++-mingw-w64-x86-64-posix")
 
 
+@pytest.fixture(scope="module")
+def wine(tmp_path_factory):
+    """How to run a program for Windows."""
+    command = shutil.which("wine64") or shutil.which("wine64-stable") or WINE
+    if not os.path.exists(command):
+        pytest.skip("Wine is not installed; type: apt install wine64")
+    home = tmp_path_factory.mktemp("wine")
+    return ["env", f"WINEPREFIX={home}", "WINEDEBUG=-all", command]
+
+
 def compile_with(compiler, *arguments):
     command = [compiler, *WARNINGS, "-O2", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_cpu_operators_on_aarch64(aarch64, tmp_path):
-    """NEON's code and the portable one, in all forms; where compilers fuse multiply-adds, they are the same to the bit."""
+@pytest.fixture(scope="module")
+def attention_check(aarch64, tmp_path_factory):
+    built = tmp_path_factory.mktemp("attention") / "check"
     sources = [CPU / name for name in OPERATORS]
     check = ROOT / "tests" / "plugins" / "operators_check.cpp"
-    compile_with(aarch64, '-DADTP_SOURCES="x"', f"-I{CPU}", *sources, check, "-o", tmp_path / "check")
-    said = lines([*QEMU, tmp_path / "check", "40"], None)
-    assert [line.split(":")[0] for line in said] == ["ok    neon", "ok    portable"]
-    assert "; 40 like portable to the bit; " in said[0]
+    compile_with(aarch64, '-DADTP_SOURCES="x"', f"-I{CPU}", *sources, check, "-o", built, "-ldl")
+    return built
 
 
 def make_linear_check(aarch64, built, *flags):
@@ -75,6 +85,15 @@ def make_linear_check(aarch64, built, *flags):
     check = ROOT / "tests" / "plugins" / "linear_check.cpp"
     compile_with(aarch64, *flags, f"-I{CPU}", *(CPU / name for name in LINEAR), check, "-o", built, "-ldl")
     return built
+
+
+@pytest.mark.parametrize("of_the_package", [False, True], ids=["compiled here", "of the package"])
+def test_the_cpu_operators_on_aarch64(attention_check, of_the_package):
+    """NEON's code and the portable one, in all forms; where compilers fuse multiply-adds, they are the same to the bit."""
+    library = [operators.COMPILED / "linux-aarch64" / "libadtp_cpu.so"] if of_the_package else []
+    said = lines([*QEMU, attention_check, "40", *library], None)
+    assert [line.split(":")[0] for line in said] == ["ok    neon", "ok    portable"]
+    assert "; 40 like portable to the bit; " in said[0]
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +153,22 @@ def test_windows_compiles_the_cpu_operators(mingw, tmp_path):
     sources = [CPU / name for name in OPERATORS]
     objects = [tmp_path / f"{name}.o" for name in own]
     compile_with(mingw, *defines, "-shared", "-static", *sources, *objects, "-o", tmp_path / "adtp_cpu.dll")
+
+
+def test_the_library_for_windows_runs(mingw, wine, tmp_path):
+    """As zig compiles it: attention and products at every level that this processor has, called by programs of another compiler."""
+    library = operators.COMPILED / "windows-x86_64" / "adtp_cpu.dll"
+    portable = [CPU / name for name in OPERATORS if "neon" not in name]
+    said = {}
+    for name, sources in (("operators_check", portable), ("linear_check", [CPU / "linear.cpp", *portable])):
+        check, built = ROOT / "tests" / "plugins" / f"{name}.cpp", tmp_path / f"{name}.exe"
+        unique = dict.fromkeys(sources)
+        compile_with(mingw, '-DADTP_SOURCES="x"', "-static", f"-I{CPU}", *unique, check, "-o", built)
+        calls = ["60"] if name == "operators_check" else []
+        said[name] = lines([*wine, built, *calls, f"Z:{library}"], None)
+    assert all(line.startswith("ok    ") for line in said["operators_check"])
+    assert said["operators_check"][-1].startswith("ok    portable: 60 calls")
+    assert said["linear_check"][-1] == "portable"
 
 
 def test_windows_compiles_the_host(mingw, host_with_headers, tmp_path):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...environment import commit, cpu, versions
 from ...errors import InputError, needs_extras
+from ...io import telling_full_disk
 from ...options import listed, takes
 from ..progress import Steps
 from .options import BenchOptions
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 RETENTION, SITES = 0.3, ("0.ffn",)
 """Of `shape`, where nothing else is asked for."""
-
 RATIOS = tuple(i / 10 for i in range(1, 11))
 """What a sweep times where the student has no candidates of its own."""
 
@@ -68,10 +68,10 @@ def bench(chosen: BenchOptions) -> dict[str, Any]:
     return time_and_write(directory, chosen, steps)
 
 
+@telling_full_disk()
 def _compare(directory: Path | None, chosen: BenchOptions, steps: Steps) -> dict[str, Any]:
     """Time a student against dense BERT and peers."""
-    from ...benchmarking import ltp_baseline as thresholds
-    from ...benchmarking import peers
+    from ...benchmarking import ltp_baseline, peers
     from ...benchmarking.budget import Budget
     from ...runtimes import llamacpp
     from .workloads import names_of
@@ -90,7 +90,7 @@ def _compare(directory: Path | None, chosen: BenchOptions, steps: Steps) -> dict
         if peers.LTP in wanted:
             with steps.step("ltp_s", "exporting LTP"):
                 longest = max(batch["input_ids"].shape[1] for workload in timed for batch in workload.batches)
-                ltp = thresholds.ltp_peer(subject.architecture, longest, folder)
+                ltp = ltp_baseline.ltp_peer(subject.architecture, longest, folder)
         results, left_out = _time(contenders, ltp, subject, timed, chosen, budget, steps)
         peaks, profiles = _profile(subject, timed, chosen.threads, steps)
         swept = _sweep(contenders, subject, timed, folder, chosen, budget, steps) if chosen.sweep_retention else []

@@ -19,24 +19,26 @@ from ..convert import WEIGHT_FILES
 SETTINGS, RESULTS, WORK, TEACHER = "train.yaml", "results.json", "work", "teacher"
 TEACHER_DONE, STUDENT, VIEWS = "teacher-done", "student", "attribution"
 """Folders in `WORK`, beside that of the teacher's checkpoints."""
+GO_ON = "add --resume: the run goes on where it was"
+"""What to do about a run that ended early, once it can go on."""
 INPUTS = "inputs.json"
 """In `WORK`: hashes of the data and the model that the run was begun with."""
 
-_MODEL = rf"(config|generation_config|sha256)\.json|{WEIGHT_FILES}|model\.safetensors\.index\.json"
-_TOKENIZER = (
+MODEL_FILES = rf"(config|generation_config|sha256)\.json|{WEIGHT_FILES}|model\.safetensors\.index\.json"
+TOKENIZER_FILES = (
     r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens)\.json|vocab\.(txt|json)|merges\.txt|chat_template\.jinja"
     r"|(tokenizer|spiece|spm|sentencepiece\.bpe)\.model"
 )
 _TEXTS = r"config_sentence_transformers\.json|sentence_\w+_config\.json"
 _STATE = r"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state(_\d+)?\.pth|trainer_state\.json|training_args\.bin"
-_PARTIAL = r"(\.[0-9a-f]{8}\.partial)?"
+PARTIAL = r"(\.[0-9a-f]{8}\.partial)?"
 _OURS = re.compile(
-    rf"({re.escape(SETTINGS)}|{re.escape(RESULTS)}){_PARTIAL}"
-    rf"|{WORK}/{INPUTS}{_PARTIAL}"
+    rf"({re.escape(SETTINGS)}|{re.escape(RESULTS)}){PARTIAL}"
+    rf"|{WORK}/{INPUTS}{PARTIAL}"
     rf"|{WORK}|{TEACHER}|{WORK}/({TEACHER}|{STUDENT}|{TEACHER_DONE}|{VIEWS})"
-    rf"|(({TEACHER}|{WORK}/{TEACHER_DONE})/)?({_MODEL}|{_TOKENIZER}|{_TEXTS}){_PARTIAL}"
-    rf"|{WORK}/({TEACHER}|{STUDENT})/checkpoint-\d+(/({_MODEL}|{_TOKENIZER}|{_TEXTS}|{_STATE}){_PARTIAL})?"
-    rf"|{WORK}/{VIEWS}/[0-9a-f]{{32}}\.safetensors{_PARTIAL}"
+    rf"|(({TEACHER}|{WORK}/{TEACHER_DONE})/)?({MODEL_FILES}|{TOKENIZER_FILES}|{_TEXTS}){PARTIAL}"
+    rf"|{WORK}/({TEACHER}|{STUDENT})/checkpoint-\d+(/({MODEL_FILES}|{TOKENIZER_FILES}|{_TEXTS}|{_STATE}){PARTIAL})?"
+    rf"|{WORK}/{VIEWS}/[0-9a-f]{{32}}\.safetensors{PARTIAL}"
 )
 """Names that a run, or transformers for it, gives to files and folders."""
 

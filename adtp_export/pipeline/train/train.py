@@ -15,11 +15,13 @@ from ...artifacts.directory import alone_in, remove, writing
 from ...contract import HEAD_EMBEDDING
 from ...environment import processor, versions
 from ...errors import InputError, flag_name, needs_extras
+from ...io import telling_full_disk
 from ...options import PathLike, takes
 from ...training.method_table import ANSWERS, ATTRIBUTION
 from ...training.settings import FULL_PRECISION, TrainOptions, convert, read_settings
 from ..progress import Steps
 from .directory import (
+    GO_ON,
     SETTINGS,
     STUDENT,
     TEACHER,
@@ -78,7 +80,7 @@ def train(run: RunOptions, **settings: Any) -> dict[str, Any]:
         with steps.step("data_s", "reading the data") as progress:
             task = read_task(chosen, progress)
         teacher = _known_teacher(task)
-        with _claimed(run, task.settings, steps, processes):
+        with _claimed(run, task.settings, steps, processes), telling_full_disk(place, GO_ON):
             steps.note(str(task))
             teacher = teacher or _tuned_teacher(task, place, steps, processes)
             figures, task = _explain(teacher, task, views, steps, processes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from ...artifacts.checks import contents
 from ...artifacts.directory import OutputDirectory, alone_in, foreign, remove, writing
 from ...errors import InputError
 from ...io import flush_alone, read_json, written_whole
+from ..train.directory import MODEL_FILES, PARTIAL, TOKENIZER_FILES
 from .options import GOAL, TuneOptions
 
 SETTINGS, RESULTS, PAGE, WORK = "tune.json", "results.json", "tune.html", "work"
@@ -22,6 +24,8 @@ STUDENT, EXPORT = "student", "export"
 """What is published: the checkpoint and its export."""
 TOLD = "dev.npz"
 """A student's answers to dev, which stay in `WORK`."""
+_STUDENT_FILES = re.compile(f"({MODEL_FILES}|{TOKENIZER_FILES}){PARTIAL}")
+"""What trials write into a student's folder."""
 
 
 def described(chosen: TuneOptions) -> dict[str, Any]:
@@ -98,8 +102,7 @@ class _PublishedStudent(OutputDirectory):
     """What lies in `STUDENT` is replaced where all its files have names that trials write."""
 
     def _check_ours(self) -> None:
-        known = {path.name for path in (self.path.parent / WORK / TRIALS).glob("*/*")}
-        if others := foreign(self.path, lambda name, _: name in known):
+        if others := foreign(self.path, lambda name, _: _STUDENT_FILES.fullmatch(name) is not None):
             raise InputError(
                 f"{self.path} holds more than a student, and another choice would delete that: {', '.join(others)}; move that elsewhere"
             )
@@ -120,10 +123,12 @@ def publish(out: Path, student: Path | None, exported: Path) -> None:
     Raises:
         InputError: a place holds what no run wrote, or cannot be written.
     """
+    from ...training.checkpoints import HASHES
+
     for source, place in zip((student, exported), published(out), strict=True):
         if source is None:
             remove(place.path)
             continue
         with place, writing(place.path):
-            shutil.copytree(source, place.work, dirs_exist_ok=True, ignore=shutil.ignore_patterns(TOLD))
+            shutil.copytree(source, place.work, dirs_exist_ok=True, ignore=shutil.ignore_patterns(TOLD, HASHES))
             place.publish()

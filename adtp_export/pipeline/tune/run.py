@@ -130,6 +130,8 @@ class Run:
         self.search_of = search = Search(trials, self.table, self.precisions, self.chosen.drop, self.chosen.speedup)
         if not self.possible:
             return self._finish({}, [])
+        if finished and self.plan.levels:
+            trials.check_complete()
         model = {exports.MODEL: Path(self.chosen.model)}
         made = exports.export_all(model, self.chosen, self.precisions, work, self.steps)
         text = "asking the teacher" + ("" if finished else ", and attributing its answers to tokens")
@@ -144,7 +146,7 @@ class Run:
         work = self.out / directory.WORK
         for trial in search.ranked():  # one whose export fails makes room for the next
             if len(made) <= SHORTLIST:
-                student = {trial.name: search.trials.student(trial)}
+                student = {trial.name: search.trials.sound(trial)}
                 made |= exports.export_all(student, self.chosen, self.precisions, work, self.steps)
         pairs = exports.pairs(made, self.precisions, search, self.steps)
         if not pairs:
@@ -160,7 +162,7 @@ class Run:
         if published:
             assert best is not None
             own = search.trials.done.get(best.name)
-            directory.publish(self.out, search.trials.student(own) if own else None, made[best.name].path)
+            directory.publish(self.out, search.trials.sound(own) if own else None, made[best.name].path)
         tried = search.trials.done.values() if self.possible else ()
         record = {
             **self.planned(),

@@ -8,6 +8,7 @@ import json
 import math
 import random
 import shutil
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from transformers import PreTrainedModel
 
 from ...errors import InputError
 from ...io import flush, flush_alone, written_whole
+from ...training.checkpoints import broken_seal, reason, seal
 from ...training.data import Examples, joined
 from ...training.evaluate import ask, judge
 from ...training.methods.base import Method
@@ -106,7 +108,7 @@ class Trials:
         """Read the record; a line that a kill cut off is no trial, and goes.
 
         Raises:
-            InputError: what a student does on dev is not there any more.
+            InputError: the record is damaged, or what a student does on dev is not there any more.
         """
         path = self.out / RECORD
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
@@ -114,13 +116,35 @@ class Trials:
         if len(whole) < len(lines):
             with written_whole(path) as partial:
                 partial.write_text("".join(whole), encoding="utf-8")
-        trials = [Trial.of(json.loads(line)) for line in whole]
+        trials = [self._parsed(number, line) for number, line in enumerate(whole, start=1) if line.strip()]
         gone = [trial.name for trial in trials if not (self.student(trial) / TOLD).is_file()]
         if gone:
             raise InputError(
                 f"--out: {self.work / TRIALS} has no {gone[0]} any more, so nothing can be chosen there; give another --out"
             )
         return {trial.name: trial for trial in trials}
+
+    def _parsed(self, number: int, line: str) -> Trial:
+        try:
+            return Trial.of(json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"--out: {self.out / RECORD}, line {number}: it is damaged ({reason(error)}); mend the line, or give another --out"
+            ) from error
+
+    def check_complete(self) -> None:
+        """See that the record of a finished run names every student that lies there.
+
+        Raises:
+            InputError: it does not.
+        """
+        folder = self.work / TRIALS
+        there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        if not self.done or there - self.done.keys():
+            raise InputError(
+                f"--out: {self.out / RECORD} does not name all students of the run that lie in {folder}; put the file back as it was, or "
+                "give another --out"
+            )
 
     def ask(self, rows: int, audience: Audience) -> None:
         """Have the teacher explain the first so many training rows, if any, which is read where it is known, and answer the others."""
@@ -158,7 +182,7 @@ class Trials:
         """
         name = self.name_of(arm, rows, start)
         unfinished, task = self.work / UNFINISHED / name, self.task_of(arm, rows)
-        weights = load_file(self.student(start) / WEIGHTS) if start else None
+        weights = load_file(self.sound(start) / WEIGHTS) if start else None
         student, told = None, self._nothing_right()
         with contextlib.suppress(DivergedError):
             model = train_student(self.teacher, task, unfinished, Audience(progress, lambda told: None), weights)
@@ -201,6 +225,7 @@ class Trials:
         if student is not None:
             save_model(student, task.tokenizer, partial)
         np.savez(partial / TOLD, loss=told.loss, score=told.score)
+        seal(partial)
         flush(partial)
         shutil.rmtree(folder / name, ignore_errors=True)
         partial.rename(folder / name)
@@ -210,10 +235,27 @@ class Trials:
         """Return where a student lies."""
         return self.work / TRIALS / trial.name
 
+    def sound(self, trial: Trial) -> Path:
+        """Return where a student lies, all of whose files are as they were written.
+
+        Raises:
+            InputError: one is not.
+        """
+        place = self.student(trial)
+        if told := broken_seal(place):
+            raise InputError(f"--out: {place} is damaged ({told}), so that student cannot be used; give another --out")
+        return place
+
     def told(self, trial: Trial) -> Told:
-        """Raises InputError where it is told of other rows: an earlier version parted them otherwise."""
-        with np.load(self.student(trial) / TOLD) as stored:
-            told = Told(stored["loss"], stored["score"])
+        """Raises InputError where it is damaged, or told of other rows: an earlier version parted them otherwise."""
+        path = self.student(trial) / TOLD
+        try:
+            with np.load(path) as stored:
+                told = Told(stored["loss"], stored["score"])
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise InputError(
+                f"--out: {path} is damaged ({reason(error)}), so nothing can be chosen there; give another --out"
+            ) from error
         if len(told.score) != len(self.rows.groups["dev"]):
             raise InputError(
                 f"--out: {self.out} has a run of an earlier version, which chose on other rows; give another --out"
@@ -223,6 +265,7 @@ class Trials:
     def forget(self, trial: Trial) -> None:
         """Remove the weights of a student that will not be chosen."""
         (self.student(trial) / WEIGHTS).unlink(missing_ok=True)
+        seal(self.student(trial))
 
     def can_be_chosen(self) -> list[Trial]:
         """Return the trials whose weights are there."""

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError, needs_extras
+from ...io import telling_full_disk
 from ...options import takes
 from ..progress import Steps
+from ..train.directory import GO_ON
 from . import directory
 from .options import TuneOptions
 
@@ -41,7 +43,7 @@ def tune(chosen: TuneOptions) -> dict[str, Any]:
         with steps.step("data_s", "reading the data"):
             rows = read(chosen)
         if chosen.plan:
-            with tempfile.TemporaryDirectory() as scratch:
+            with telling_full_disk(), tempfile.TemporaryDirectory() as scratch:
                 return Run(chosen, rows, steps).prepared(Path(scratch)).planned()
-        with directory.claimed(chosen) as finished:
+        with directory.claimed(chosen) as finished, telling_full_disk(Path(chosen.out), GO_ON):
             return Run(chosen, rows, steps).search(finished)
