@@ -74,6 +74,11 @@ _FULL_TOLD = re.compile(
 """What libraries say: safetensors repeats the system's error, `torch.save` does not."""
 
 
+def is_full(error: BaseException | None) -> bool:
+    """Say whether an error tells that there is no room on a disk."""
+    return (isinstance(error, OSError) and error.errno in FULL) or bool(error and _FULL_TOLD.search(str(error)))
+
+
 @contextlib.contextmanager
 def telling_full_disk(out: Path | None = None, then: str = "") -> Iterator[None]:
     """Turn what a full disk makes of a long run into one clear message, also where a library writes; other errors pass.
@@ -86,10 +91,12 @@ def telling_full_disk(out: Path | None = None, then: str = "") -> Iterator[None]
     except InputError:
         raise
     except Exception as error:  # of libraries: many types
-        if not ((isinstance(error, OSError) and error.errno in FULL) or _FULL_TOLD.search(str(error))):
+        if not is_full(error):
             raise
-        temporary = Path(tempfile.gettempdir())
-        place = min(filter(None, (out, temporary)), key=lambda each: shutil.disk_usage(each).free)
+        named = getattr(error, "filename", None)
+        places = [Path(named)] if isinstance(named, str) else [*filter(None, (out, Path(tempfile.gettempdir())))]
+        there = [place for place in places if place.exists()] or [Path()]
+        place = min(there, key=lambda each: shutil.disk_usage(each).free)
         way = "" if place == out else ", or type TMPDIR=DIR before the command, with a directory that has room"
         raise InputError(f"{place}: the disk is full; free some space{way}{then and f', then {then}'}") from error
 

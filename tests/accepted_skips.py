@@ -24,7 +24,7 @@ ACCEPTED = (
     r"this processor has no (avx|amx)",
     r"adtp-plugin build (--cpu --all )?needs",
     r"neither chromium nor google-chrome is installed",
-    r"Node is not installed",
+    r"(Node|Wine) is not installed",
     r"llama\.cpp is not installed",  # it comes from npm
     r"Triton Inference Server is not installed",
     r"Python's shared library is missing",  # the library of onnxruntime-extensions that pip brings looks for it

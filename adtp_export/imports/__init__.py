@@ -80,8 +80,7 @@ def _dense(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> 
     """Load what no system for pruning wrote, and say which settings of its tokenizer are ignored."""
     checkpoint, longest = _own(directory, config, options)
     home = checkpoint.tokenizer_home or directory
-    kind = checkpoint.student.dense.config.model_type
-    told = ignored_settings(home, checkpoint.tokenizer, kind, longest)
+    told = ignored_settings(home, checkpoint.tokenizer, checkpoint.student.dense.config, longest)
     return replace(checkpoint, notes=(*checkpoint.notes, *told))
 
 

@@ -11,6 +11,7 @@ import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from ..contract import INPUTS, TOKEN_TYPE_IDS
 from ..data.truncate import parts
@@ -23,8 +24,8 @@ BYTE_LEVEL = {"Roberta", "Bart", "Longformer", "LED", "GPT2", "Qwen2"}
 """Kinds whose classes set `add_prefix_space` by themselves, whatever `tokenizer.json` says."""
 _WORD_PIECE_MODELS, _BYTE_LEVEL_MODELS = {"bert", "distilbert", "electra"}, {"roberta", "qwen2"}
 """Model types whose tokenizers are of such a kind where none is named."""
-_ANY_KIND = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Classes that take what `tokenizer.json` says."""
+_ANY_KIND = "TokenizersBackend"
+"""transformers' class that takes what `tokenizer.json` says."""
 
 
 def settings_of(directory: Path, name: str = TOKENIZER_SETTINGS) -> dict[str, Any]:
@@ -53,7 +54,8 @@ def follow(tokenizer: Tokenizer, settings: Mapping[str, Any], config: Any) -> To
 def _with_prefix_space(tokenizer: Tokenizer, settings: Mapping[str, Any], config: Any) -> Tokenizer:
     """Have a byte-level tokenizer read the first word of a text as one behind a space, or not, as its class in transformers does."""
     named = settings.get("tokenizer_class") or getattr(config, "tokenizer_class", None)
-    if not (kind_of(named) in BYTE_LEVEL if named else config.model_type in _BYTE_LEVEL_MODELS):
+    of_such_a_class = kind_of(named) in BYTE_LEVEL if named else config.model_type in _BYTE_LEVEL_MODELS
+    if not of_such_a_class or TOKENIZER_MAPPING_NAMES.get(config.model_type) == _ANY_KIND:  # whatever is named
         return tokenizer
     spaced = bool(settings.get("add_prefix_space", False))
     if all(
@@ -75,10 +77,15 @@ def _spaced(step: Any, spaced: bool) -> Any:
 
 
 def _inputs(settings: Mapping[str, Any]) -> list[str]:
-    """Return the names of what a tokenizer gives: those of the settings, else of the class in the transformers that is installed."""
-    listed = settings.get("model_input_names")
-    by_default = transformers.PreTrainedTokenizerFast.model_input_names
-    return list(listed or (by_default if settings.get("tokenizer_class") in _ANY_KIND else INPUTS))
+    """Return the names of what a tokenizer gives: those of the settings, else of the class that they name, as it is in the transformers
+    that is installed; a class that is not there is taken for a general one."""
+    listed, named = settings.get("model_input_names"), settings.get("tokenizer_class")
+    if listed or not named:
+        return list(listed or INPUTS)
+    try:
+        return list(getattr(transformers, str(named)).model_input_names)
+    except (AttributeError, ImportError):
+        return list(transformers.PreTrainedTokenizerFast.model_input_names)
 
 
 def follow_inputs(tokenizer: Tokenizer, names: list[str]) -> None:
@@ -116,12 +123,12 @@ _OF_NORMALIZER = {
 """Settings of BERT's tokenizers: the field of the normalizer that decides here, and what it says of texts."""
 
 
-def ignored_settings(home: Path, tokenizer: Tokenizer, kind: str, longest: int | None = None) -> tuple[str, ...]:
+def ignored_settings(home: Path, tokenizer: Tokenizer, config: Any, longest: int | None = None) -> tuple[str, ...]:
     """Say which settings of `tokenizer_config.json` are ignored here, and followed by transformers, and which decide by being left out.
 
     Args:
-        home: directory of the tokenizer. kind: the model's `model_type`. longest: tokens that the model reads of a text, or of a window of
-            it; None where it is the setting's own.
+        home: directory of the tokenizer. config: of the encoder, in transformers' terms. longest: tokens that the model reads of a text,
+            or of a window of it; None where it is the setting's own.
     """
     settings, told = settings_of(home), []
     if settings.get("truncation_side", "right") != "right":
@@ -132,9 +139,10 @@ def ignored_settings(home: Path, tokenizer: Tokenizer, kind: str, longest: int |
     if settings.get("split_special_tokens"):
         told.append("split_special_tokens is ignored: special tokens that are typed in a text are read as such")
     named = settings.get("tokenizer_class")
-    if kind_of(named) in WORD_PIECE if named else kind in _WORD_PIECE_MODELS:
+    if kind_of(named) in WORD_PIECE if named else config.model_type in _WORD_PIECE_MODELS:
         told += _otherwise_normalized(settings, parts(tokenizer.normalizer))
-    if TOKEN_TYPE_IDS not in _inputs(settings) and not settings.get("model_input_names") and _has_types(home):
+    typed = getattr(config, "type_vocab_size", 0) > 1 and not settings.get("model_input_names")
+    if typed and TOKEN_TYPE_IDS not in _inputs(settings) and _has_types(home):
         told.append(
             f"model_input_names is missing: every token of a pair has the type 0, as in transformers {transformers.__version__}; "
             f"list token_type_ids there if the model was trained with the types of {TOKENIZER}, as before transformers 5"
@@ -144,8 +152,10 @@ def ignored_settings(home: Path, tokenizer: Tokenizer, kind: str, longest: int |
 
 def _has_types(home: Path) -> bool:
     """Say whether `tokenizer.json` has other types of tokens than 0."""
-    state: dict[str, Any] | None = settings_of(home, TOKENIZER).get("post_processor")
-    return state is not None and _untyped(state) != state
+    path = home / TOKENIZER
+    processor = Tokenizer.from_file(str(path)).post_processor if path.is_file() else None
+    state: dict[str, Any] = json.loads(processor.__getstate__()) if processor is not None else {}
+    return bool(state) and _untyped(state) != state
 
 
 def _otherwise_normalized(settings: Mapping[str, Any], normalizers: list[Mapping[str, Any]]) -> Iterator[str]:

@@ -161,7 +161,8 @@ def differences(folder: Path, dataset: str, size: str) -> str:
     told = (
         f"{_named(size)}{DATASETS[dataset]}, {row['tokens']:.0f} tokens in the mean; rows: {sizes}, the last in "
         f"{len(set(students.groups)):,} groups; {students.teachers}. Intervals of 95% over groups and seeds; with one "
-        "seed they do not know how far seeds lie apart. p: of no difference, adjusted by Holm for all rows of this table. "
+        "seed they do not know how far seeds lie apart. Speedups: means over the seeds that were timed for both, which may be fewer; dots "
+        "of the plot are means over all that were timed. p: of no difference, adjusted by Holm for all rows of this table. "
         f"{ran(row)}."
     )
     return f"{table([*heads, '95%', 'p', 'seeds'], lines, texts=4)}\n\n{told}"

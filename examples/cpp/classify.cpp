@@ -48,7 +48,7 @@ try
     Ort::Env env(ORT_LOGGING_LEVEL_ERROR, "classify");
     Ort::SessionOptions options;
     options.RegisterCustomOpsLibrary(argv[2]);
-    if (char const* const attention = std::getenv("ADTP_LIBRARY"))
+    if (char const* const attention = std::getenv("ADTP_LIBRARY"); attention && *attention)
     {
         options.RegisterCustomOpsLibrary(attention); // of adtp-plugin path
     }

@@ -135,7 +135,6 @@ def test_killed_and_resumed_is_the_same_as_not_killed(trained, reviews, tmp_path
     assert records[0] == records[1]
 
 
-@pytest.mark.slow
 def test_a_full_disk_ends_a_run_that_goes_on_later(trained, tmp_path):
     """A limit on file size stands in for a full disk."""
     out, _, _ = trained
@@ -150,6 +149,7 @@ def test_a_full_disk_ends_a_run_that_goes_on_later(trained, tmp_path):
     assert (again / "results.json").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_train_one_student(base, reviews, tmp_path):
     """Gradients of gradients, best checkpoint, files and messages with DistributedDataParallel."""
     launch = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "-m", "adtp_export.cli.train")

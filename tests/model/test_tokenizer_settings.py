@@ -15,6 +15,7 @@ from tokenizers.models import BPE
 from tokenizers.processors import BertProcessing, RobertaProcessing, Sequence, TemplateProcessing
 from transformers import CamembertConfig
 
+import adtp_export
 from adtp_export.data.tokenize import encode, pad
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.imports import open_checkpoint
@@ -128,6 +129,20 @@ def test_pairs_have_types_where_the_tokenizer_says_that_the_model_reads_them(tmp
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     trained = pad(encode(load_for_training(str(model)).backend_tokenizer, pairs, 32), 0, batch.keys())
     assert all((trained[name] == batch[name]).all() for name in batch)
+
+
+@pytest.mark.parametrize("named", [{}, {"do_lower_case": True}, {"tokenizer_class": "DistilBertTokenizer"}], ids=str)
+def test_pairs_have_the_types_of_the_class_that_transformers_takes_also_once_imported(tmp_path, named):
+    model = write_plain(tmp_path / "model", "sequence")
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.post_processor = TEMPLATE
+    tokenizer.save(str(model / "tokenizer.json"))
+    (model / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]", **named}))
+    adtp_export.import_checkpoint(model, tmp_path / "imported")
+    asked = transformers.AutoTokenizer.from_pretrained(model)("a film", "great")
+    for place in (model, tmp_path / "imported"):
+        (row,) = encode(open_checkpoint(place).tokenizer, [("a film", "great")], 32)
+        assert row.token_type_ids == asked.get("token_type_ids", [0] * len(row.input_ids))
 
 
 @pytest.fixture

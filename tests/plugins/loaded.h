@@ -5,7 +5,6 @@
 #include <cstdlib>
 
 #ifdef _WIN32
-#define NOMINMAX
 #include <windows.h>
 #else
 #include <dlfcn.h>

@@ -22,6 +22,7 @@ from ...benchmarking.workloads import Workload
 from ...environment import commit, cpu, versions
 from ...errors import InputError
 from ...inference.config import read_config
+from ...io import telling_full_disk
 from ...targets import measured
 from ...targets.choice import PREFERENCES, candidates, choose
 from ...targets.measured import Measured, Place, Timed
@@ -32,6 +33,7 @@ from .rounds import in_time
 from .workloads import Read, texts_for, workloads
 
 
+@telling_full_disk()
 def time_and_write(out: Path, chosen: BenchOptions, steps: Steps) -> dict[str, Any]:
     """Time all targets that `load` may take here where none is asked for, and write the medians into the directory.
 

@@ -13,7 +13,7 @@ from ...artifacts.records import Manifest
 from ...benchmarking.workloads import Workload
 from ...errors import AdtpError
 from ...inference.predictor import Predictor
-from ...io import read_json
+from ...io import is_full, read_json
 from ...targets.choice import candidates as runnable
 from ..export.export import export
 from ..progress import Steps
@@ -68,7 +68,7 @@ def export_all(
                         max_accuracy_drop=ANY_DROP if INT8 in precisions else None,
                     )
                 except AdtpError as error:
-                    if name == MODEL:
+                    if name == MODEL or is_full(error.__cause__):
                         raise
                     steps.note(f"{name} is left out: {error}")
                     continue

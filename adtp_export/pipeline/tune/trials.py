@@ -111,7 +111,8 @@ class Trials:
             InputError: the record is damaged, or what a student does on dev is not there any more.
         """
         path = self.out / RECORD
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""  # what is none is no JSON
+        lines = text.splitlines(keepends=True)
         whole = [line for line in lines if line.endswith("\n")]
         if len(whole) < len(lines):
             with written_whole(path) as partial:
@@ -139,7 +140,7 @@ class Trials:
             InputError: it does not.
         """
         folder = self.work / TRIALS
-        there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        there = {place.parent.name for place in folder.glob(f"*/{TOLD}") if place.parent.suffix != ".partial"}
         if not self.done or there - self.done.keys():
             raise InputError(
                 f"--out: {self.out / RECORD} does not name all students of the run that lie in {folder}; put the file back as it was, or "
@@ -252,7 +253,7 @@ class Trials:
         try:
             with np.load(path) as stored:
                 told = Told(stored["loss"], stored["score"])
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise InputError(
                 f"--out: {path} is damaged ({reason(error)}), so nothing can be chosen there; give another --out"
             ) from error
