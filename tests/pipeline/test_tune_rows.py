@@ -113,7 +113,7 @@ def test_a_student_that_cannot_be_exported_makes_room_for_the_next(monkeypatch, 
     run = object.__new__(Run)
     run.chosen, run.precisions, run.steps, run.out = SimpleNamespace(model="m"), ("fp32",), Steps(), tmp_path
     ranked = [SimpleNamespace(name=f"student-{i}") for i in range(6)]
-    search = SimpleNamespace(ranked=lambda: ranked, trials=SimpleNamespace(student=lambda trial: tmp_path / trial.name))
+    search = SimpleNamespace(ranked=lambda: ranked, trials=SimpleNamespace(sound=lambda trial: tmp_path / trial.name))
 
     def export_all(directories, *rest):
         return {name: path for name, path in directories.items() if name != "student-1"}
