@@ -330,8 +330,9 @@ def test_a_run_publishes_what_it_confirmed_and_chooses_anew(model, reviewed, tmp
         with pytest.raises(InputError, match="does not name all students of the run"):
             room.tune(model, out, max_drop=40.0, **more)
         (out / RECORD).write_text(kept)
-        os.truncate(out / "work" / "trials" / record["chosen"]["name"] / WEIGHTS, 1000)
-        with pytest.raises(InputError, match=f"{record['chosen']['name']} is damaged .*{WEIGHTS} has changed"):
+        student = next(each["name"] for each in record["candidates"] if each["name"] != "model")
+        os.truncate(out / "work" / "trials" / student / WEIGHTS, 1000)
+        with pytest.raises(InputError, match=f"{student} is damaged .*{WEIGHTS} has changed"):
             room.tune(model, out, max_drop=40.0, **more)
         assert (out / "results.json").read_text() == results
     with pytest.raises(InputError, match=r"holds a run of other settings \(seed\)"):
