@@ -70,7 +70,7 @@ def front(record: dict[str, Any]) -> str:
     heads += ["= speedup over the usual", "over the best peer"]
     told = (
         f"`{record['command']}`: BERT-base's width; the student has {LAYERS} layers, all others {FULL}. It computes in fp32, attention "
-        "in the package's compiled operators. BERT as usually exported does so in fp32, too: PyTorch's ONNX export, with padding, in ONNX "
+        "in the package's compiled operators. BERT as usually exported is in fp32, too: PyTorch's ONNX export, with padding, in ONNX "
         f"Runtime. Retention {record['retention']}. Each contender is timed right after an untimed run of the same batch; ± is a 95% "
         "interval. 1xS is one text of S tokens, BxS B texts of S/4 to S; mixed-32 has 32 texts of 5 to 326. Fewer layers are a gain of the "
         f"shallower model, not of the export. {place(record)}, ONNX Runtime {record['versions']['onnxruntime']}."
