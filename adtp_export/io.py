@@ -67,16 +67,16 @@ def writing_scratch(what: str) -> Iterator[None]:
         ) from error
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_TOLD = re.compile(
-    rf"No space left on device|os error ({'|'.join(map(str, FULL))})\b|PytorchStreamWriter|inline_container.*unexpected pos"
+    rf"No space left on device|os error ({'|'.join(map(str, _FULL))})\b|PytorchStreamWriter|inline_container.*unexpected pos"
 )
 """What libraries say: safetensors repeats the system's error, `torch.save` does not."""
 
 
 def is_full(error: BaseException | None) -> bool:
     """Say whether an error tells that there is no room on a disk."""
-    return (isinstance(error, OSError) and error.errno in FULL) or bool(error and _FULL_TOLD.search(str(error)))
+    return (isinstance(error, OSError) and error.errno in _FULL) or bool(error and _FULL_TOLD.search(str(error)))
 
 
 @contextlib.contextmanager

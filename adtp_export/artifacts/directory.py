@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import InputError, quoted
-from ..io import FULL, exchange, flush, flush_alone, hold, umask
+from ..io import exchange, flush, flush_alone, hold, is_full, umask
 from .checks import checked_file
 from .records import MANIFEST_NAME, Manifest
 
@@ -251,7 +251,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in FULL:
+        if is_full(error):
             raise InputError(
                 f"{path}: the disk is full ({error.strerror}); free some space or give another place"
             ) from error

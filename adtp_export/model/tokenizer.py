@@ -177,7 +177,7 @@ def _only_named(directory: Path) -> Iterator[Mapping[str, Any]]:
                 yield each if isinstance(each, dict) else {"content": each}
 
 
-def put_in(file: Path, directory: Path, config: Any) -> None:
+def complete(file: Path, directory: Path, config: Any) -> None:
     """Write into a copy of a directory's `tokenizer.json` what stands beside that one, for those who read the file alone.
 
     Raises:

@@ -193,9 +193,8 @@ def _name_tokenizer(checkpoint: Checkpoint, work: Path) -> None:
     if not isinstance(fields, dict) or "tokenizer_class" in fields:
         return
     fields["tokenizer_class"] = "PreTrainedTokenizerFast"
-    fields.setdefault(
-        "model_input_names", list(checkpoint.student.input_names)
-    )  # the class by itself gives no types of tokens
+    # By itself the class gives no types of tokens.
+    fields.setdefault("model_input_names", list(checkpoint.student.input_names))
     pad = checkpoint.tokenizer.id_to_token(checkpoint.student.pad_id)
     fields.setdefault("pad_token", pad)
     path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

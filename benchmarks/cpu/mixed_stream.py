@@ -86,9 +86,10 @@ def through_onnxruntime(name: str, given: dict[str, Any]) -> Callable[[int], obj
     predictor, options = load(given["outs"][0], target="onnxruntime-cpu-fp32"), onnxruntime.SessionOptions()
     if name != GRAPH:
         options.register_custom_ops_library(str(operators.library()))
-    manifest = json.loads((Path(given["outs"][0]) / "manifest.json").read_text(encoding="utf-8"))
-    file = manifest["targets"][LOWER[name]]["file"] if name in LOWER else "model.onnx"
-    session = onnxruntime.InferenceSession(Path(given["outs"][0]) / file, options, providers=["CPUExecutionProvider"])
+    out = Path(given["outs"][0])
+    targets = read_document(out / "manifest.json")["targets"]
+    file = targets[LOWER.get(name, "onnxruntime-cpu-fp32")]["file"]
+    session = onnxruntime.InferenceSession(out / file, options, providers=["CPUExecutionProvider"])
     names = [entry.name for entry in session.get_inputs()]
     rows = encode(predictor.tokenizer, given["texts"], predictor.max_tokens)
     feeds = {}
@@ -134,7 +135,7 @@ def main() -> None:
     options = parser.parse_args()
     claim(options.out)
     outs = [str(path.resolve()) for path in options.outs]
-    manifest = json.loads((options.outs[0] / "manifest.json").read_text(encoding="utf-8"))
+    manifest = read_document(options.outs[0] / "manifest.json")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         given = {"outs": outs, "texts": mixed(options.sst2, options.news, TEXTS)}

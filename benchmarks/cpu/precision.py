@@ -153,9 +153,8 @@ def fidelity(student: Path, text: Path) -> dict[str, Any]:
     figures = ("rows", "prediction_agreement", "kept_token_agreement", "max_abs_logit_diff", "accuracy")
     targets = {
         name: {figure: target.get(figure) for figure in figures} | {"flips": len(target["excused_flips"])}
-        for name, target in (alone["targets"] | calibrated["targets"]).items()
+        for name, target in (calibrated["targets"] | alone["targets"]).items()
     }
-    targets = {name: targets[name] for name in dict.fromkeys((*calibrated["targets"], *alone["targets"]))}
     kept = {key: calibrated[key] for key in ("verification", "durations_s")}
     kept["calibration"] = calibrated["targets"]["onnxruntime-cpu-int8"]["calibration"]
     return {"student": calibrated["checkpoint"]["name"], "targets": targets, **kept, **told()}

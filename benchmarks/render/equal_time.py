@@ -135,9 +135,8 @@ def compared(students: Students) -> Iterator[tuple[list[str], Difference]]:
                     continue
                 assert first is not None
                 assert second is not None
-                timed = first.timed(batch) & second.timed(
-                    batch
-                )  # together: sessions and revisions differ between seeds
+                # Of seeds that both have: sessions and revisions differ between seeds.
+                timed = first.timed(batch) & second.timed(batch)
                 fast = [f"{arm.fast(batch, timed):.2f}x" for arm in (first, second)] if timed else []
                 shared = first.right.keys() & second.right.keys()
                 right = [f"{100 * arm.accuracy(shared):.1f}" for arm in (first, second)]

@@ -19,7 +19,7 @@ import adtp_export
 from adtp_export.data.tokenize import encode, pad
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.imports import open_checkpoint
-from adtp_export.model.tokenizer import load_tokenizer, put_in
+from adtp_export.model.tokenizer import complete, load_tokenizer
 from adtp_export.training.models import load_tokenizer as load_for_training
 
 
@@ -196,7 +196,7 @@ def test_a_token_takes_the_spaces_that_stand_beside_the_tokenizer(byte_level, tm
     for text in TEXTS:
         assert tokenizer.encode(text).ids == expected(text)["input_ids"]
     assert tokenizer.encode("a <mask>", add_special_tokens=False).tokens == ["a", " <mask>"]
-    put_in(tmp_path / "tokenizer.json", tmp_path, config)
+    complete(tmp_path / "tokenizer.json", tmp_path, config)
     alone = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert alone.encode("a <mask>", add_special_tokens=False).tokens == ["a", " <mask>"]
 

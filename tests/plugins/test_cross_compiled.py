@@ -160,11 +160,9 @@ def test_the_library_for_windows_runs(mingw, wine, tmp_path):
     library = operators.COMPILED / "windows-x86_64" / "adtp_cpu.dll"
     portable = [CPU / name for name in OPERATORS if "neon" not in name]
     said = {}
-    for name, sources in (("operators_check", portable), ("linear_check", [CPU / "linear.cpp", *portable])):
+    for name, calls in (("operators_check", ["60"]), ("linear_check", [])):
         check, built = ROOT / "tests" / "plugins" / f"{name}.cpp", tmp_path / f"{name}.exe"
-        unique = dict.fromkeys(sources)
-        compile_with(mingw, '-DADTP_SOURCES="x"', "-static", f"-I{CPU}", *unique, check, "-o", built)
-        calls = ["60"] if name == "operators_check" else []
+        compile_with(mingw, '-DADTP_SOURCES="x"', "-static", f"-I{CPU}", *portable, check, "-o", built)
         said[name] = lines([*wine, built, *calls, f"Z:{library}"], None)
     assert all(line.startswith("ok    ") for line in said["operators_check"])
     assert said["operators_check"][-1].startswith("ok    portable: 60 calls")

@@ -40,7 +40,7 @@ from ...inference.chat import read_chat
 from ...model.checkpoint import read_config
 from ...model.decoder import Decoder, check_images, generates, load_decoder
 from ...model.image_pruners import DIVPRUNE, read_method
-from ...model.tokenizer import TOKENIZER_FILES, put_in
+from ...model.tokenizer import TOKENIZER_FILES, complete
 from ...model.tokenizer_settings import TOKENIZER
 from ...model.tower import CLASSES
 from ...model.vision import KINDS
@@ -172,7 +172,7 @@ def write_companions(decoder: Decoder, work: Path) -> None:
         if (decoder.directory / name).is_file():
             shutil.copyfile(decoder.directory / name, work / name)
     if (work / TOKENIZER).is_file():
-        put_in(work / TOKENIZER, decoder.directory, decoder.backbone.config)
+        complete(work / TOKENIZER, decoder.directory, decoder.backbone.config)
     block = {
         name: getattr(decoder, name)
         for name in (
