@@ -3,6 +3,7 @@
 import ctypes
 import json
 import platform
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,9 +12,11 @@ import kept_builds
 import onnx
 import pytest
 import torch
+from known_graphs import taking_known_graphs
 from onnx import helper
 from testbed import ROOT
 
+import adtp_export
 from adtp_export.contract import DOMAIN, DOMAIN_VERSION
 from adtp_export.errors import MissingDependencyError
 
@@ -115,6 +118,25 @@ def with_shipped_operators(tmp_path, monkeypatch):
 
     monkeypatch.delenv(operators.SWITCH)
     monkeypatch.setattr(operators, "BUILT", tmp_path / "nothing is built here")
+
+
+@pytest.fixture(scope="session")
+def exported_by_default(small, tmp_path_factory):
+    """The small student exported with no option where nobody has built anything."""
+    from adtp_export.plugins import operators
+
+    out = tmp_path_factory.mktemp("by_default") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(operators.SWITCH)
+        patch.setattr(operators, "BUILT", out / "nothing is built here")
+        with taking_known_graphs():
+            adtp_export.export(small, out)
+    return out
+
+
+def mapped(process: int | str = "self") -> set[str]:
+    """Libraries that a process has loaded, on Linux."""
+    return set(re.findall(r"/\S+", Path(f"/proc/{process}/maps").read_text(encoding="utf-8")))
 
 
 class Call(ctypes.Structure):

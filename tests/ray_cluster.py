@@ -5,8 +5,11 @@ import os
 
 import pytest
 
-STORE = 80 * 2**20
-"""Bytes for Ray's objects on each machine: its least, since /dev/shm may be small."""
+MACHINE = {
+    "num_cpus": 1,
+    "object_store_memory": 80 * 2**20,  # the least that Ray takes, since /dev/shm may be small
+    "env_vars": {"ADTP_OPERATORS": "on"},  # as users have it, whatever most tests do
+}
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +25,7 @@ class TwoMachines:
         import ray
         from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
+        head = {**MACHINE, "include_dashboard": False}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address = self._cluster.address
         self._second = None
@@ -31,7 +34,7 @@ class TwoMachines:
 
     def restore(self):
         if self._second is None:
-            self._second = self._cluster.add_node(num_cpus=1, object_store_memory=STORE)
+            self._second = self._cluster.add_node(**MACHINE)
             self._cluster.wait_for_nodes()
 
     def lose_the_second(self):

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from adtp_export.benchmarking.processes import Contender
 
 LINEAR_FILES = ("bf16 linear", "int8 per token")
-GRID = ("1x32", "1x128", "8x128", "32x64")
-UNPRUNED, UNPRUNED_GRID = "minilm", (*GRID, "mixed-32")
+GRID = ("1x32", "1x128", "8x128", "32x64", "mixed-32")
+UNPRUNED = "minilm"
 ROWS, CALIBRATION = 5000, "8x64"
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 VECTORS = 384
@@ -72,7 +72,7 @@ def speed(shape: str, seconds: float) -> dict[str, Any]:
             contenders = [one for one in contenders if one.name == "fp32" or one.engine == WITH_PLUGIN]
         full = LAYERS if unpruned else FULL
         contenders += dense_in_lower_precision(sizes.deep(full), folder)
-        for row in beside_the_first(contenders, sizes, UNPRUNED_GRID if unpruned else GRID, seconds):
+        for row in beside_the_first(contenders, sizes, GRID, seconds):
             results.append({"precision": row.pop("contender"), **row})
     return {"layers": {"ours": LAYERS, "dense": full}, "results": results, **told(**{"llama.cpp": llamacpp.VERSION})}
 

@@ -1,16 +1,20 @@
-"""Is anything slower than at an earlier revision? Export students with its code and with today's, and time both files in turns:
+"""Is anything slower than at an earlier revision? Export encoders with its code and with today's, and time both files in turns:
 
     python -m benchmarks.cpu.revisions REVISION        # writes records/revisions.json
 
-The files are those of `benchmarks.cpu.precision`: MiniLM's width, every token kept, and BERT-base's, 0.ffn, retention 0.29; 6 layers,
-random weights, fp32. "before" is the revision's file in ONNX Runtime alone, "graph" today's likewise, and "operators" today's with the
-operators in the package, which is what `load` takes. It needs git and a revision that still runs in today's environment.
+Encoders have 6 layers, random weights and fp32 (`MODELS`): dense BERT of MiniLM's width; a student of BERT-base's, 0.ffn, retention 0.29;
+and those whose attention has another form, which is the bias by distance of MPNet, ModernBERT's windows and turned positions, and the
+attention received from others that PoWER-BERT reads before every feed-forward.
+
+"before" is the revision's file in ONNX Runtime alone, "graph" today's likewise, and "operators" today's with the operators in the package,
+which is what `load` takes. It needs git and a revision that still runs in today's environment.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import subprocess
 import sys
@@ -19,13 +23,34 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu.precision import UNPRUNED
-from benchmarks.harness.forced import LAYERS, RETENTION, SHAPE, SITES
+from benchmarks.harness.forced import LAYERS, RETENTION, SITES
 from benchmarks.harness.processes import beside_the_first
 from benchmarks.harness.records import RECORDS, ROOT, claim, told, write
 
-KEPT = {UNPRUNED: 1.0, SHAPE: RETENTION}
-"""The share of the tokens that stay, by the name of a shape."""
+MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12, "num_hidden_layers": LAYERS}
+BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": LAYERS}
+TABLES = {"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2}
+FROM_OTHERS = [0.8, 0.65, 0.55, 0.4, 0.3, 0.2]
+"""The share of a text's tokens that stay after the attention of each layer."""
+MODELS: dict[str, dict[str, Any]] = {
+    "minilm": {"backbone": {"model_type": "bert", **MINILM, **TABLES}},
+    "bert-base": {
+        "backbone": {"model_type": "bert", **BASE, **TABLES},
+        "pruning": {"method": "schedule", "sites": [*SITES], "ratios": [RETENTION]},
+    },
+    "mpnet": {"backbone": {"model_type": "mpnet", **BASE, "vocab_size": 30527, "max_position_embeddings": 514}},
+    "modernbert": {"backbone": {"model_type": "modernbert", **BASE, "intermediate_size": 1152, "vocab_size": 50368}},
+    "power-bert": {
+        "backbone": {"model_type": "bert", **BASE, **TABLES},
+        "pruning": {
+            "method": "schedule",
+            "sites": [f"{layer}.ffn" for layer in range(LAYERS)],
+            "ratios": FROM_OTHERS,
+            "order": "received-from-others",
+        },
+    },
+}
+"""Fields of `PrunedEncoderConfig`, by the names that the record has."""
 GRID = ("1x32", "8x128", "32x64", "mixed-32", "one-long-32")
 BEFORE, GRAPH, OPERATORS = "before", "graph", "operators"
 PACKAGE = "adtp_export"
@@ -34,13 +59,18 @@ BESIDE = ("calibration", "plugins")
 SECONDS = 20.0
 
 EXPORT = """
+import json
 import sys
 from pathlib import Path
+import torch
 import adtp_export.calibration
-from adtp_export.benchmarking.contenders import Architecture, named_shape, scheduled_student
-name, layers, sites, retention, folder, code = sys.argv[1:]
+from adtp_export.graph import program
+from adtp_export.model import PrunedEncoderConfig, PrunedEncoderForSequenceClassification
+fields, path, code = sys.argv[1:]
 assert not code or adtp_export.calibration.__file__.startswith(code), "another revision was imported"
-scheduled_student(Architecture(named_shape(name, int(layers))), sites.split(","), float(retention), Path(folder))
+torch.manual_seed(0)
+model = PrunedEncoderForSequenceClassification(PrunedEncoderConfig(**json.loads(fields))).eval()
+program.save(program.export_portable(model, {"version": "bench"}), Path(path))
 """
 
 
@@ -66,33 +96,35 @@ def unpack(commit: str, folder: Path) -> Path:
 
 
 def export(name: str, folder: Path, code: Path | None = None) -> Path:
-    """Write the student of a shape, with today's code or with that in a folder, and return its file.
+    """Write one of `MODELS`, with today's code or with that in a folder, and return its file.
 
     Raises:
         SystemExit: that code does not run here.
     """
     folder.mkdir(parents=True)
-    asked = (name, LAYERS, ",".join(SITES), KEPT[name], folder, code or "")
-    command = [sys.executable, "-c", EXPORT, *map(str, asked)]
+    path = folder / "model.onnx"
+    command = [sys.executable, "-c", EXPORT, json.dumps(MODELS[name]), str(path), str(code or "")]
     environment = os.environ | ({"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"} if code else {})
     if subprocess.run(command, env=environment, cwd=folder).returncode:
-        raise SystemExit(f"{name}: the code of {code or 'today'} writes no student here")
-    return folder / "student.onnx"
+        raise SystemExit(f"{name}: the code of {code or 'today'} writes no such model here")
+    return path
 
 
 def compare(name: str, files: dict[str, Path], seconds: float) -> list[dict[str, Any]]:
-    """Time the files of a shape in turns, each in a process of its own; a speedup is over the first file."""
-    from adtp_export.benchmarking.contenders import Architecture, named_shape
+    """Time the files of a model in turns, each in a process of its own; a speedup is over the first file."""
+    from adtp_export.benchmarking.contenders import Architecture
     from adtp_export.benchmarking.processes import WITH_PLUGIN, Contender
+    from adtp_export.model import PrunedEncoderConfig, registry
 
     engines = {OPERATORS: WITH_PLUGIN}
     contenders = [
         Contender(name=who, path=path, layers=LAYERS, padded=False, engine=engines.get(who, "onnxruntime"))
         for who, path in files.items()
     ]
+    sizes = Architecture.of(registry.fields(PrunedEncoderConfig(**MODELS[name]).encoder_config))
     rows = []
-    for row in beside_the_first(contenders, Architecture(named_shape(name, LAYERS)), GRID, seconds):
-        rows.append({"shape": name, **row})
+    for row in beside_the_first(contenders, sizes, GRID, seconds):
+        rows.append({"model": name, **row})
         print(rows[-1], file=sys.stderr)
     return rows
 
@@ -108,7 +140,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         code = unpack(commit, folder / "code")
-        for name in KEPT:
+        for name in MODELS:
             before, now = export(name, folder / name / "before", code), export(name, folder / name / "now")
             rows += compare(name, {BEFORE: before, GRAPH: now, OPERATORS: now}, options.seconds)
     write(options.out, {"before": commit, "layers": LAYERS, "results": rows, **told()})

@@ -35,19 +35,19 @@ def _speed_of_shape(shape: str, part: dict[str, Any]) -> str:
 
 def render_revisions(record: dict[str, Any]) -> str:
     """Return a record of `revisions.py`: how fast files of today are beside those of an earlier revision."""
-    rows = {((row["shape"], row["contender"]), row["workload"]): row for row in record["results"]}
+    rows = {((row["model"], row["contender"]), row["workload"]): row for row in record["results"]}
     workloads = list(dict.fromkeys(workload for _, workload in rows))
     lines = []
-    for shape, name in dict.fromkeys(who for who, _ in rows):
-        timed = [rows[(shape, name), workload] for workload in workloads]
+    for model, name in dict.fromkeys(who for who, _ in rows):
+        timed = [rows[(model, name), workload] for workload in workloads]
         lines.append(
-            [shape, name, *(f"{row['p50_ms']:.1f}, {row['speedup']:.2f}x ± {row['margin']:.2f}" for row in timed)]
+            [model, name, *(f"{row['p50_ms']:.1f}, {row['speedup']:.2f}x ± {row['margin']:.2f}" for row in timed)]
         )
     told = (
         f"`python -m benchmarks.cpu.revisions {record['before'][:8]}`: ms, and times as fast as before; medians of runs in turns. "
         f"{record['layers']} layers, fp32; {place(record)}, ONNX Runtime {record['versions']['onnxruntime']}."
     )
-    return f"{table(['width', 'file', *workloads], lines, texts=2)}\n\n{told}"
+    return f"{table(['encoder', 'file', *workloads], lines, texts=2)}\n\n{told}"
 
 
 def render_vectors(record: dict[str, Any]) -> str:

@@ -108,11 +108,15 @@ class Server:
         self._stream.seek(0)
         return self._stream.read()
 
+    @property
+    def processes(self) -> list[int]:
+        """The server, and those that run its models."""
+        return [self._process.pid, *_children(self._process.pid)]
+
     def cpu_s(self) -> float:
         """CPU seconds of the server and of the processes that run its models."""
-        ids = [self._process.pid, *_children(self._process.pid)]
         ticks = 0
-        for pid in ids:
+        for pid in self.processes:
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK")

@@ -5,13 +5,12 @@ import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from cpu_operators import FLOAT, attend, feed, kinds_that_ran, model_of, session
+from cpu_operators import FLOAT, attend, feed, kinds_that_ran, mapped, model_of, session
 from known_graphs import taking_known_graphs
 from onnx import helper
 from testbed import ROOT, as_numpy, exported_graph, make_batch, make_student, relist
@@ -293,25 +292,8 @@ def test_attention_plugin_needs_the_operators(small, tmp_path):
 # By default, with the library of the package
 
 
-@pytest.fixture(scope="module")
-def by_default(small, tmp_path_factory):
-    """The small student exported with no option where nobody has built anything."""
-    out = tmp_path_factory.mktemp("by_default") / "out"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(operators.SWITCH)
-        patch.setattr(operators, "BUILT", out / "nothing is built here")
-        with taking_known_graphs():
-            adtp_export.export(small, out)
-    return out
-
-
-def mapped() -> set[str]:
-    """Libraries that this process has loaded."""
-    return set(re.findall(r"/\S+", Path("/proc/self/maps").read_text(encoding="utf-8")))
-
-
-def test_an_export_verifies_them_and_carries_no_library(by_default):
-    manifest = Manifest.read(by_default)
+def test_an_export_verifies_them_and_carries_no_library(exported_by_default):
+    manifest = Manifest.read(exported_by_default)
     assert {name: target.status for name, target in manifest.targets.items()} == {PLAIN: "verified", PLUGIN: "verified"}
     assert all(target.details["p50_ms"] > 0 for target in manifest.targets.values())
     assert not [name for name in manifest.files if "plugins" in name]
@@ -320,8 +302,8 @@ def test_an_export_verifies_them_and_carries_no_library(by_default):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.usefixtures("with_shipped_operators")
-def test_load_runs_the_library_of_the_package_and_none_of_the_directory(by_default, tmp_path):
-    out = shutil.copytree(by_default, tmp_path / "out")
+def test_load_runs_the_library_of_the_package_and_none_of_the_directory(exported_by_default, tmp_path):
+    out = shutil.copytree(exported_by_default, tmp_path / "out")
     (out / "plugins").mkdir()
     shutil.copy(operators.library(), out / "plugins" / operators.FILE)
     names = Manifest.read(out).targets
@@ -333,12 +315,12 @@ def test_load_runs_the_library_of_the_package_and_none_of_the_directory(by_defau
 
 
 @pytest.mark.usefixtures("with_shipped_operators")
-def test_load_takes_them_where_nothing_was_measured(by_default, monkeypatch):
+def test_load_takes_them_where_nothing_was_measured(exported_by_default, monkeypatch):
     """As on a server of another kind than the machine that exported."""
     monkeypatch.setattr("adtp_export.targets.choice.fingerprint", lambda: "of another machine")
-    assert adtp_export.load(by_default).target == PLUGIN
+    assert adtp_export.load(exported_by_default).target == PLUGIN
     monkeypatch.setenv(operators.SWITCH, "off")
-    deployment = adtp_export.load(by_default)
+    deployment = adtp_export.load(exported_by_default)
     assert deployment.target == PLAIN
     assert deployment.reason.count(f"; not {PLUGIN}: ADTP_OPERATORS=off leaves the attention operators out") == 1
 

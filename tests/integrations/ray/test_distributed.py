@@ -61,11 +61,11 @@ def answers_of(folder):
     return parquet.read_table(folder).sort_by("id").to_pylist()
 
 
-def check_answers(folder, exported, rows=ROWS):
+def check_answers(folder, exported, rows=ROWS, target="onnxruntime-cpu-fp32"):
     """Each row is there once, with the answer of `load`."""
     found = answers_of(folder)
     assert [row["id"] for row in found] == list(range(rows))
-    expected = adtp_export.load(exported, "onnxruntime-cpu-fp32")([text(i) for i in range(rows)])
+    expected = adtp_export.load(exported, target)([text(i) for i in range(rows)])
     for row, answer in zip(found, expected, strict=True):
         assert (row["text"], row["label"], row["truncated"]) == (text(row["id"]), answer.label, False)
         assert row["scores"] == pytest.approx(answer.scores, abs=1e-5)
@@ -73,7 +73,7 @@ def check_answers(folder, exported, rows=ROWS):
 
 
 def asked(**fields):
-    return ScoringConfig(target="onnxruntime-cpu-fp32", **{"rows_per_part": 200, **fields})
+    return ScoringConfig(**{"target": "onnxruntime-cpu-fp32", "rows_per_part": 200, **fields})
 
 
 @pytest.mark.slow
@@ -91,6 +91,15 @@ def test_a_killed_worker_neither_loses_nor_doubles_rows(two_machines, exported, 
     again = score([f"{texts}/*.parquet", texts], exported, to, asked=asked())
     assert (again.rows, again.found) == (ROWS, 12)
     assert {path.name: path.stat().st_mtime_ns for path in to.iterdir()} == before
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_shipped_operators")
+def test_workers_answer_with_the_operators_of_the_package(two_machines, exported_by_default, tmp_path):
+    """They refuse the target where these do not load."""
+    texts, to, target = write_files(tmp_path / "texts"), tmp_path / "answers", "onnxruntime-cpu-fp32-plugin"
+    assert score(texts, exported_by_default, to, asked=asked(target=target)).rows == ROWS
+    check_answers(to, exported_by_default, target=target)
 
 
 @pytest.mark.slow

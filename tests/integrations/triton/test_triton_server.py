@@ -6,14 +6,17 @@ import shutil
 
 import numpy as np
 import pytest
+from cpu_operators import mapped
 from plain_models import TEXTS
 from testbed import ROOT, relist
 
 import adtp_export
 from adtp_export.integrations.triton import repository as triton
+from adtp_export.plugins import operators
 from benchmarks.serving import triton_server
 
 CLIENTS = 16
+PLUGIN = "onnxruntime-cpu-fp32-plugin"
 NO_BACKEND = r"unable to find backend library for backend '(onnxruntime|tensorrt)'"
 LONGER = [" ".join(["a", *["good", "film", "and"] * 40][:i]) for i in range(1, 101)]
 """Texts of a hundred lengths, so that no batch of two is a rectangle."""
@@ -87,6 +90,22 @@ def test_texts_of_all_lengths_share_batches_and_answers_are_those_of_load(server
     assert max(counted["sizes"]) > 1
 
 
+@pytest.mark.usefixtures("with_shipped_operators")
+def test_a_model_answers_with_the_operators_of_the_package(has_triton, exported_by_default, tmp_path):
+    triton.write(exported_by_default, tmp_path / "models", "fast")
+    config = tmp_path / "models" / "fast" / "config.pbtxt"
+    given = 'key: "target", value { string_value: "'
+    assert given in config.read_text()
+    config.write_text(config.read_text().replace(given, f"{given}{PLUGIN}"))
+    load = adtp_export.load(exported_by_default, PLUGIN)
+    with triton_server.Server(tmp_path / "models") as server:
+        answers = ask(server, "fast", [{"text": [text]} for text in LONGER[:20]])
+        loaded = set().union(*map(mapped, server.processes))
+    assert str(operators.library()) in loaded
+    for answer, expected in zip(answers, load(LONGER[:20]), strict=True):
+        expect(answer, [expected], load.manifest.targets[PLUGIN].parity.tolerance + 2.0**-24)
+
+
 def test_a_request_may_hold_several_texts_or_pairs(server, out, tolerance):
     load = adtp_export.load(out)
     several, pair = ask(server, "demo", [{"text": LONGER[:3]}, {"text": ["a film"], "text_pair": ["the plot is thin"]}])
@@ -144,7 +163,7 @@ def heads(has_triton, tmp_path_factory, tagger, answerer, embedder, reranker):
         triton.write(out, repository, name)
     for name, (model, _) in {"tags": tagger, "vectors": embedder}.items():
         out = repository.parent / name
-        adtp_export.export(model, out, skip_parity_check=True, triton=repository, triton_name=name)
+        adtp_export.export(model, out, triton=repository, triton_name=name)
     with triton_server.Server(repository) as server:
         yield server
 
