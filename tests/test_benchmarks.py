@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from testbed import ROOT
 
 from adtp_export.benchmarking import interleaved_timing as turns
-from adtp_export.benchmarking.workloads import Workload, shape_of
-from benchmarks.cpu import arrivals, precision, regression
+from adtp_export.benchmarking.workloads import Workload, make_workloads
+from adtp_export.contract import ATTENTION_MASK, INPUT_IDS
+from benchmarks.cpu import arrivals, precision, regression, revisions
 from benchmarks.gpu import attention_kernel, checks, shapes
 from benchmarks.harness import records
 from benchmarks.render import __main__ as render
@@ -180,8 +181,9 @@ def test_an_error_that_is_no_number_is_the_largest_wherever_it_stands(place):
 
 
 def test_scripts_name_workloads_that_there_are():
-    for names in (shapes.WORKLOADS, checks.WORKLOADS, precision.GRID, [precision.CALIBRATION]):
-        assert all(batch > 0 and padded > 0 for batch, padded in map(shape_of, names))
+    for names in (shapes.WORKLOADS, checks.WORKLOADS, precision.GRID, [precision.CALIBRATION], revisions.GRID):
+        made = make_workloads(names, [INPUT_IDS, ATTENTION_MASK], 1000)
+        assert [workload.name for workload in made] == list(names)
 
 
 def test_an_empty_place_for_figures_is_filled_and_what_follows_stays():

@@ -191,7 +191,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     timed = commands.add_parser("speed")
     timed.add_argument("shape", choices=(SHAPE, UNPRUNED))
-    timed.add_argument("--seconds", type=float, default=6, help="for each workload")
+    timed.add_argument("--seconds", type=float, default=40, help="for each workload")
     judged = commands.add_parser("fidelity")
     judged.add_argument("student", type=Path)
     judged.add_argument("text", type=Path, help="with the column label")

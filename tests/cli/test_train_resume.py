@@ -114,6 +114,14 @@ def test_settings_of_an_interrupted_run_that_are_damaged(stopped, tmp_path, old,
         train(out, resume=True)
 
 
+@pytest.mark.parametrize("damaged", ["", "[1]", '{"train": '])
+def test_damaged_hashes_of_its_inputs_are_told(stopped, tmp_path, damaged):
+    out = shutil.copytree(stopped[0], tmp_path / "out")
+    (out / "work" / "inputs.json").write_text(damaged)
+    with pytest.raises(InputError, match=r"--resume: .*inputs\.json is damaged; use --force to start anew"):
+        train(out, resume=True)
+
+
 def test_a_teacher_that_answers_one_class_is_told(stopped, reviews, tmp_path):
     """A classifier whose bias decides; with its own labels alone it is right."""
     teacher = AutoModelForSequenceClassification.from_pretrained(stopped[0] / "teacher")

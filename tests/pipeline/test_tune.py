@@ -35,7 +35,7 @@ from adtp_export.pipeline.tune.rows import identity, read, what_was_cut
 from adtp_export.pipeline.tune.shapes import Arm, Level
 from adtp_export.pipeline.tune.trials import RECORD, WEIGHTS, Trials
 from adtp_export.training.models import load_teacher
-from adtp_export.training.trainer import Audience, quiet
+from adtp_export.training.trainer import Audience, quiet, this_process
 
 FAST = {"max_tokens": 32, "batch_size": 8, "learning_rate": 2e-3, "epochs": 1.0}
 QUIET = Audience(lambda done, total: None, lambda text: None)
@@ -94,15 +94,15 @@ class Stopped(Heard):
         return contextlib.nullcontext(progress)
 
 
-def searched(out, model, rows, steps, site="0.ffn"):
+def searched(out, model, rows, steps, site="0.ffn", **more):
     """Search below `out` with the times and the plan of no machine; return the names of the shortlist."""
-    chosen = options(model, rows, max_drop=60.0)
+    chosen = options(model, rows, max_drop=60.0, **more)
     table = times(layers=2, first=0.5, site=site)
     raced = (Level(1.2, (Arm(2, site, 0.5), Arm(2, site, 0.25))), Level(1.9, (Arm(1),)))
     plan = Plan(levels=raced, rungs=(8, 24, 72), refined=24, seconds={})
     with quiet():
         data = read(chosen)
-        teacher = load_teacher(str(model), data.task.objective, data.task.labels, tuned=True)
+        teacher = load_teacher(str(model), data.task.objective, data.task.labels, tuned=True).to(this_process().device)
         trials = Trials(out, out / "work", teacher.eval().requires_grad_(False), data)
         trials.ask(plan.rungs[-1], QUIET)
         search = Search(trials, table, ["fp32"], chosen.drop, None)
@@ -143,6 +143,19 @@ def test_a_search_that_was_stopped_chooses_the_same_student(model, reviewed, tmp
     (broken / "work" / "trials" / names[0] / TOLD).unlink()
     with pytest.raises(InputError, match=f"has no {names[0]} any more"):
         searched(broken, model, reviewed, Heard())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_search_trains_on_the_gpu_in_bf16(model, reviewed, tmp_path):
+    torch.cuda.reset_peak_memory_stats()
+    names = searched(tmp_path, model, reviewed, Heard(), mixed_precision="bf16")
+    assert len(names) == 3
+    assert torch.cuda.max_memory_allocated() > 0
+    lines = [json.loads(line) for line in (tmp_path / RECORD).read_text().splitlines()]
+    assert all(line["loss"] is not None for line in lines)
+    assert searched(tmp_path, model, reviewed, again := Heard(), mixed_precision="bf16") == names
+    assert again.shares == []
 
 
 def test_after_a_step_of_bisection_that_diverges_the_next_has_the_same_start(model, reviewed, tmp_path, monkeypatch):

@@ -13,7 +13,8 @@ from adtp_export.io import hold
 from adtp_export.pipeline.tune import directory
 from adtp_export.pipeline.tune.directory import TOLD
 from adtp_export.pipeline.tune.options import TuneOptions
-from adtp_export.pipeline.tune.shapes import Arm
+from adtp_export.pipeline.tune.plan import Plan
+from adtp_export.pipeline.tune.shapes import Arm, Table
 from adtp_export.pipeline.tune.trials import RECORD, WEIGHTS, Trial, Trials
 from adtp_export.training.checkpoints import seal
 
@@ -152,6 +153,26 @@ def test_damaged_students_and_records_are_refused(kept):
         (out / RECORD).write_text(partial)
         with pytest.raises(InputError, match="does not name all students of the run"):
             opened().check_complete()
+
+
+@pytest.mark.parametrize(
+    ("build", "content"),
+    [
+        (Plan.of, ""),
+        (Plan.of, '{"levels": [{"speedup": 2.0}], "rungs": [8], "refined": 8, "seconds": {}}'),
+        (Plan.of, "[]"),
+        (Table.of, '[{"layers": 2}]'),
+        (Table.of, "[1]"),
+        (dict, "[1]"),
+    ],
+)
+def test_damaged_times_and_plans_are_told(tmp_path, build, content):
+    path = tmp_path / "stored.json"
+    path.write_text(content)
+    with pytest.raises(
+        InputError, match=r"--out: .*stored\.json is damaged \(.*\), so the run cannot go on; give another"
+    ):
+        directory.stored(path, build)
 
 
 def test_a_published_student_is_known_by_names_alone(kept, exported):

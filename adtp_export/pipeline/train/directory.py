@@ -125,7 +125,10 @@ def _inputs(settings: TrainOptions) -> dict[str, str]:
 def check_inputs(out: Path, settings: TrainOptions) -> None:
     """Raises InputError where data or model are not what the run was begun with; earlier versions wrote no hashes."""
     stored = out / WORK / INPUTS
-    before = read_json(stored) if stored.is_file() else {}
+    try:
+        before = dict(read_json(stored)) if stored.is_file() else {}
+    except (InputError, TypeError, ValueError) as error:
+        raise InputError(f"--resume: {stored} is damaged; use --force to start anew, or give another --out") from error
     if changed := [name.rstrip("/") for name, now in _inputs(settings).items() if before.get(name, now) != now]:
         raise InputError(
             f"--resume: {' and '.join(f'--{name}' for name in changed)} changed since the run in {out} was begun; bring back what was "

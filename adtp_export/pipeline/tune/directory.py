@@ -6,9 +6,9 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...artifacts.checks import contents
 from ...artifacts.directory import OutputDirectory, alone_in, foreign, remove, writing
@@ -16,6 +16,8 @@ from ...errors import InputError
 from ...io import flush_alone, read_json, written_whole
 from ..train.directory import MODEL_FILES, PARTIAL, TOKENIZER_FILES
 from .options import GOAL, TuneOptions
+
+BuiltT = TypeVar("BuiltT")
 
 SETTINGS, RESULTS, PAGE, WORK = "tune.json", "results.json", "tune.html", "work"
 TABLE, PLAN, TRIALS = "table.json", "plan.json", "trials"
@@ -89,6 +91,22 @@ def _opened(out: Path, chosen: TuneOptions) -> bool:
 def _differing(options: dict[str, Any], before: dict[str, Any]) -> list[str]:
     """Return the names of options that differ from before; an earlier version did not have all of today's."""
     return [name for name, value in options.items() if value != before.get(name, getattr(TuneOptions, name, None))]
+
+
+def stored(path: Path, build: Callable[[Any], BuiltT]) -> BuiltT:
+    """Build something of a JSON document that this run, or an earlier call of it, wrote in `WORK`.
+
+    Raises:
+        InputError: the document is damaged.
+    """
+    from ...training.checkpoints import reason
+
+    try:
+        return build(read_json(path))
+    except (InputError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"--out: {path} is damaged ({reason(error)}), so the run cannot go on; give another --out"
+        ) from error
 
 
 def write(path: Path, document: Any) -> None:

@@ -13,7 +13,7 @@ from ...artifacts.records import Manifest
 from ...benchmarking.workloads import Workload
 from ...errors import AdtpError
 from ...inference.predictor import Predictor
-from ...io import is_full, read_json
+from ...io import is_full
 from ...targets.choice import candidates as runnable
 from ..export.export import export
 from ..progress import Steps
@@ -104,7 +104,7 @@ def timed(
         f"{name} {precision}": (exported[name].path, exported[name].targets[precision]) for name, precision in chosen
     }
     key, path = " | ".join(sorted(entries)), work / TIMES
-    known = read_json(path) if path.exists() else {}
+    known = directory.stored(path, dict) if path.exists() else {}
     if key not in known:
         first = {f"{MODEL} {FP32}": (exported[MODEL].path, exported[MODEL].targets[FP32])}
         with steps.step("times_s", f"timing {len(entries)} candidates in turns with the model") as progress:

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ...environment import commit, cpu, fingerprint, versions
-from ...io import read_json, written_whole
+from ...io import written_whole
 from ...report import tuned
 from ...training.evaluate import ask, check_order
 from ...training.models import load_teacher
@@ -59,18 +59,17 @@ class Run:
 
     def prepared(self, work: Path) -> Run:
         """Time shapes and make the plan, or read both."""
-        stored = work / directory.TABLE
-        if not stored.exists():
+        path = work / directory.TABLE
+        if not path.exists():
             timed, trace_s = self._time_shapes()
             of = {"workload": self.rounds.name, "device": cpu(0), "fingerprint": fingerprint()}
-            directory.write(stored, {"trace_s": trace_s, **of, "times": timed.to_json()})
-        document = read_json(stored)
+            directory.write(path, {"trace_s": trace_s, **of, "times": timed.to_json()})
+        document, self.table = directory.stored(path, lambda found: (found, Table.of(found["times"])))
         self.device = document.get("device", cpu(0))  # earlier versions did not say
         if document.get("fingerprint", fingerprint()) != fingerprint():
             self.steps.note(
                 f"shapes were timed on another machine ({self.device['model']}); times of this one may differ"
             )
-        self.table = Table.of(document["times"])
         here, self.precisions = self.precisions, times.precisions_of(self.table, self.chosen.formats)
         if here != self.precisions:
             self.steps.note("INT8 is left out, as it was when shapes were timed; another --out would have it")
@@ -83,7 +82,7 @@ class Run:
             return self
         if not (work / directory.PLAN).exists():
             directory.write(work / directory.PLAN, self._make_plan(document["trace_s"]).to_json())
-        self.plan = Plan.of(read_json(work / directory.PLAN))
+        self.plan = directory.stored(work / directory.PLAN, Plan.of)
         return self
 
     @property
