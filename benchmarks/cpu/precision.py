@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,8 +44,11 @@ VECTORS = 384
 OPERATORS = " with operators"
 
 
-def speed(shape: str, seconds: float) -> dict[str, Any]:
+def speed(shape: str, grid: Sequence[str], seconds: float) -> dict[str, Any]:
     """Time fp32, lower precisions and peers' in turns, each in a process of its own.
+
+    Args:
+        grid: names of workloads. seconds: for each of them.
 
     Raises:
         SystemExit: nothing is compiled for this machine.
@@ -72,7 +76,7 @@ def speed(shape: str, seconds: float) -> dict[str, Any]:
             contenders = [one for one in contenders if one.name == "fp32" or one.engine == WITH_PLUGIN]
         full = LAYERS if unpruned else FULL
         contenders += dense_in_lower_precision(sizes.deep(full), folder)
-        for row in beside_the_first(contenders, sizes, GRID, seconds):
+        for row in beside_the_first(contenders, sizes, grid, seconds):
             results.append({"precision": row.pop("contender"), **row})
     return {"layers": {"ours": LAYERS, "dense": full}, "results": results, **told(**{"llama.cpp": llamacpp.VERSION})}
 
@@ -191,6 +195,13 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     timed = commands.add_parser("speed")
     timed.add_argument("shape", choices=(SHAPE, UNPRUNED))
+    timed.add_argument(
+        "--workload",
+        metavar="NAMES",
+        type=lambda names: names.split(","),
+        default=GRID,
+        help="all others stay as recorded",
+    )
     timed.add_argument("--seconds", type=float, default=40, help="for each workload")
     judged = commands.add_parser("fidelity")
     judged.add_argument("student", type=Path)
@@ -204,8 +215,13 @@ def main() -> None:
     options = parser.parse_args()
     out = claim(options.out or RECORDS / f"precision-{options.command}.json")
     if options.command == "speed":
-        record, part = read_document(out), speed(options.shape, options.seconds)
-        record.setdefault(part["device"]["fingerprint"], {})[options.shape] = part
+        record, part = read_document(out), speed(options.shape, options.workload, options.seconds)
+        shapes = record.setdefault(part["device"]["fingerprint"], {})
+        part["results"] += [
+            row for row in shapes.get(options.shape, {}).get("results", []) if row["workload"] not in options.workload
+        ]
+        part["results"].sort(key=lambda row: GRID.index(row["workload"]))
+        shapes[options.shape] = part
         write(out, record)
     elif options.command == "vectors":
         name, part = vectors(options.exported, options.sst2, options.news)
