@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
@@ -128,12 +129,24 @@ def kept(directory: Path, name: str, record_name: str, sources: str) -> Path | N
 
 
 def _run(command: list[Any], environment: Mapping[str, str]) -> None:
-    done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, env=dict(environment), check=False
-    )
-    if done.returncode == 0:
+    # Compilers are processes of CMake's, so all of them end together where this one does.
+    with subprocess.Popen(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        env=dict(environment),
+        start_new_session=True,
+    ) as process:
+        try:
+            said = process.communicate()[0].strip()
+        except BaseException:
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode == 0:
         return
-    said = (done.stdout + done.stderr).strip()
     if "No CMAKE_CXX_COMPILER" in said or "CMAKE_CXX_COMPILER not set" in said:
         raise MissingDependencyError("adtp-plugin build needs a C++17 compiler: g++, clang++ or MSVC; install one")
     errors = [line for line in said.splitlines() if "error" in line.lower()]

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import AdtpError, InputError
+from ..errors import AdtpError, InputError, printable_json
 from .directory import OutputDirectory, recover, writing
 from .records import MANIFEST_NAME, Manifest, file_entry
 
@@ -67,7 +67,7 @@ def list_files(manifest: Manifest, work: Path) -> Manifest:
 def write_manifest(manifest: Manifest, work: Path) -> Manifest:
     """List all files in the manifest and write it, last of all; return it."""
     manifest = list_files(manifest, work)
-    text = json.dumps(manifest.to_json(), indent=2, ensure_ascii=False) + "\n"
+    text = printable_json(json.dumps(manifest.to_json(), indent=2, ensure_ascii=False)) + "\n"
     (work / MANIFEST_NAME).write_text(text, encoding="utf-8")
     return manifest
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console as RichConsole
 
-BUG = 70
+BUG, NO_SCRATCH = 70, "No usable temporary directory"
 WIDTH = 160
 GARBAGE = (100_000, 20, 100)
 """Thresholds of the collector: the frameworks' millions of objects live to the end, and scanning them costs a second."""
@@ -247,10 +247,17 @@ def run_command(name: str, command: Callable[[], int]) -> NoReturn:
         code = 128 + signal.SIGINT
     except _ReaderGone:
         code = 128 + signal.SIGPIPE
-    except Exception:
-        print(printable(traceback.format_exc()), file=sys.stderr, end="")
-        print(f"{name}: this is a bug in adtp-export; please report it with the text above", file=sys.stderr)
-        code = BUG
+    except Exception as error:
+        if isinstance(error, FileNotFoundError) and NO_SCRATCH in str(error):  # as tempfile says it
+            print(
+                f"{name}: error: no directory takes temporary files; type TMPDIR=DIR before the command",
+                file=sys.stderr,
+            )
+            code = InputError.exit_code
+        else:
+            print(printable(traceback.format_exc()), file=sys.stderr, end="")
+            print(f"{name}: this is a bug in adtp-export; please report it with the text above", file=sys.stderr)
+            code = BUG
     finally:  # a signal to end is no Exception
         _remove_unused_cache()
     with contextlib.suppress(InputError, _ReaderGone):  # answers that were given stay given

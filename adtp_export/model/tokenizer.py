@@ -51,12 +51,19 @@ _USUAL = {
 
 def special_token(tokenizer: Tokenizer, home: Path, name: str) -> str | None:
     """Return what a special token, such as "mask_token", is called: as a tokenizer's files say, else one of the usual names it knows."""
-    for stored in (settings_of(home, file) for file in (TOKENIZER_SETTINGS, *TOKEN_NAMES)):
-        value = stored.get(name) if isinstance(stored, dict) else None
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            return value
+    if (content := _named(home, name).get("content")) is not None:
+        return str(content)
     return next((each for each in _USUAL[name] if tokenizer.token_to_id(each) is not None), None)
+
+
+def _named(home: Path, name: str) -> dict[str, Any]:
+    """Return the fields of a special token, such as "mask_token", as a tokenizer's files say them: "content" among them, or none."""
+    for file in (TOKENIZER_SETTINGS, TOKEN_NAMES[0]):
+        value = settings_of(home, file).get(name)
+        found = value if isinstance(value, dict) else {"content": value}
+        if isinstance(found.get("content"), str):
+            return found
+    return {}
 
 
 @contextlib.contextmanager
@@ -161,15 +168,18 @@ def _with_added(tokenizer: Tokenizer, directory: Path) -> Tokenizer:
         token = AddedToken(content, **{name: bool(told[name]) for name in flags if name in told})
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    for named in _only_named(directory):  # those that are no words get the next ids
+    for named in _only_named(directory, tokenizer):  # those that are no words get the next ids
         if (content := named.get("content")) not in known and isinstance(content, str):
             flagged = {name: bool(named[name]) for name in flags if name in named}
             tokenizer.add_special_tokens([AddedToken(content, **{"normalized": False, **flagged, "special": True})])
+            known.add(content)
     return tokenizer
 
 
-def _only_named(directory: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the fields of special tokens that a tokenizer's files name beside the usual ones."""
+def _only_named(directory: Path, tokenizer: Tokenizer) -> Iterator[Mapping[str, Any]]:
+    """Yield the fields of special tokens that a tokenizer's files name: the usual ones where it knows them, and all others."""
+    usual = (_named(directory, name) for name in (*_USUAL, "sep_token", "bos_token"))
+    yield from (named for named in usual if named and tokenizer.token_to_id(named["content"]) is not None)
     for file in (TOKENIZER_SETTINGS, TOKEN_NAMES[0]):
         for name in ("additional_special_tokens", "extra_special_tokens"):
             named = settings_of(directory, file).get(name)
@@ -241,8 +251,10 @@ def _whole(directory: Path) -> Tokenizer:
 def _word_piece(directory: Path) -> Tokenizer:
     """BERT's WordPiece from `vocab.txt`."""
     settings = settings_of(directory)
+    usual = ("unk_token", "sep_token", "cls_token", "pad_token", "mask_token")
     return BertWordPieceTokenizer(
         str(directory / "vocab.txt"),
+        **{name: named["content"] for name in usual if (named := _named(directory, name))},
         lowercase=settings.get("do_lower_case", True),
         strip_accents=settings.get("strip_accents"),
         handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
@@ -254,11 +266,16 @@ def _byte_level(directory: Path) -> Tokenizer:
     spaced = bool(settings_of(directory).get("add_prefix_space", False))
     files = (str(directory / name) for name in ("vocab.json", "merges.txt"))
     tokenizer = ByteLevelBPETokenizer(*files, add_prefix_space=spaced)._tokenizer
-    special, said = ("<s>", "</s>", "<pad>", "<unk>", "<mask>"), _described(directory)
-    known = [token for token in special if tokenizer.token_to_id(token) is not None]
+    names = ("bos", "eos", "cls", "sep", "pad", "unk", "mask")
+    usual = dict(zip((f"{name}_token" for name in names), ("<s>", "</s>", "<s>", "</s>", "<pad>", "<unk>", "<mask>")))
+    special = {name: str(_named(directory, name).get("content", token)) for name, token in usual.items()}
+    said = _described(directory)
+    known = [token for token in special.values() if tokenizer.token_to_id(token) is not None]
     tokenizer.add_special_tokens([AddedToken(token, special=True, **said.get(token, {})) for token in known])
-    first, last = (tokenizer.token_to_id(token) for token in special[:2])
-    tokenizer.post_processor = RobertaProcessing((special[1], last), (special[0], first), add_prefix_space=spaced)
+    if missing := [special[name] for name in ("cls_token", "sep_token") if special[name] not in known]:
+        raise InputError(f"its vocabulary has no {' and no '.join(missing)}")
+    first, last = ((special[name], tokenizer.token_to_id(special[name])) for name in ("cls_token", "sep_token"))
+    tokenizer.post_processor = RobertaProcessing(last, first, add_prefix_space=spaced)
     return tokenizer
 
 

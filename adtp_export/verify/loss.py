@@ -40,10 +40,12 @@ class Loss:
         """Say whether these texts show that no more than `limit` points are lost."""
         return self.points + self.margin <= limit
 
-
-def texts_for(limit: float) -> int | None:
-    """Return how many texts at least can show that no more than `limit` points are lost; None where none can."""
-    return math.ceil(300 / limit) if limit else None
+    def texts_for(self, limit: float) -> int | None:
+        """Return how many texts it takes to show that no more than `limit` points are lost, if more of them lose as many, and the margin
+        falls with their square root; None where no number can."""
+        if not limit or self.points >= limit:
+            return None
+        return max(math.ceil(300 / limit), math.ceil(self.texts * (self.margin / (limit - self.points)) ** 2))
 
 
 def lost(metric: TaskMetric, before: Sequence[Outputs], after: Sequence[Outputs]) -> Loss:

@@ -143,6 +143,13 @@ tensorrt._signals_held = kill_inside
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_machine_that_takes_no_temporary_files_is_told():
+    nowhere = "import tempfile; tempfile.tempdir = None; tempfile._candidate_tempdir_list = lambda: ['/nowhere']\n"
+    result = run_cli("adtp-bench", "--shape", "bert-mini", "--layers", 1, "--workload", "1x8", prelude=nowhere)
+    assert result.returncode == 2
+    assert result.stderr.endswith("error: no directory takes temporary files; type TMPDIR=DIR before the command\n")
+
+
 def test_what_appears_meanwhile_is_not_replaced(tmp_path, small):
     command = Command("adtp-export", small, "--out", tmp_path / "out", "--skip-parity-check")
     command.wait_for(lambda: list(tmp_path.glob(".out.adtp-work-*")))

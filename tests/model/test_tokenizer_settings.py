@@ -10,7 +10,7 @@ import torch
 import transformers
 from plain_models import edit_json, write_plain
 from testbed import DEMO
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.processors import BertProcessing, RobertaProcessing, Sequence, TemplateProcessing
 from transformers import CamembertConfig
@@ -62,6 +62,57 @@ def test_added_tokens_that_stand_beside_a_tokenizer_are_added(tmp_path, file, wh
     write(free + 1)
     with pytest.raises(InputError, match=rf"the token '\[E1\]' has the id {free + 1}, and the next free one is {free}"):
         load_tokenizer(tmp_path, config)
+
+
+SPECIAL_IN_TEXTS = ("a film", "", "a [SEP] b<s> c [MASK]", "<z> x</s><a> y<mask> z")
+BYTES = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<a>", "<z>"]
+
+
+def words_of_bert(folder):
+    vocabulary = (DEMO / "vocab.txt").read_text(encoding="utf-8")
+    (folder / "vocab.txt").write_text(f"{vocabulary.rstrip()}\n<a>\n<z>\n", encoding="utf-8")
+
+
+def bytes_of_roberta(folder):
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(["a film and b c x y z"] * 3, vocab_size=300, special_tokens=BYTES, show_progress=False)
+    trained.save_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("kind", "write"), [("bert", words_of_bert), ("roberta", bytes_of_roberta)], ids=["vocab.txt", "merges.txt"]
+)
+@pytest.mark.parametrize("named", [{}, {"cls_token": "<a>", "sep_token": "<z>"}], ids=["usual", "named"])
+def test_special_tokens_have_the_names_that_settings_say(tmp_path, kind, write, named):
+    config = transformers.AutoConfig.for_model(kind, vocab_size=3000, max_position_embeddings=66)
+    config.save_pretrained(tmp_path)
+    write(tmp_path)
+    settings = {"tokenizer_class": {"bert": "BertTokenizer", "roberta": "RobertaTokenizer"}[kind], **named}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    loaded, theirs = load_tokenizer(tmp_path, config), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in SPECIAL_IN_TEXTS:
+        assert loaded.encode(text).ids == theirs(text)["input_ids"]
+        assert loaded.encode("a film", text or "b").ids == theirs("a film", text or "b")["input_ids"]
+
+
+def test_a_vocabulary_without_the_tokens_that_frame_a_text_is_refused(tmp_path):
+    bytes_of_roberta(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"cls_token": "<first>"}')
+    with pytest.raises(InputError, match="the tokenizer cannot be loaded: its vocabulary has no <first>"):
+        load_tokenizer(tmp_path, transformers.RobertaConfig(vocab_size=3000))
+
+
+def test_special_tokens_that_are_only_named_are_no_words(tmp_path):
+    """Whoever makes a tokenizer.json need not list them among the added ones."""
+    written = json.loads((DEMO / "tokenizer.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**written, "added_tokens": []}), encoding="utf-8")
+    names = {f"{token.lower()}_token": f"[{token}]" for token in ("CLS", "SEP", "MASK", "PAD", "UNK")}
+    names["bos_token"] = "[NOWHERE]"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}))
+    config = transformers.BertConfig(vocab_size=3000)
+    loaded, whole = load_tokenizer(tmp_path, config), Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    for text in ("a [SEP] film[MASK] and [CLS]", "[PAD][UNK] [sep]", "[NOWHERE]"):
+        assert loaded.encode(text).ids == whole.encode(text).ids
 
 
 def test_the_message_for_a_missing_package_names_it(tmp_path, monkeypatch):

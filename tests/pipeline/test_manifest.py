@@ -142,6 +142,21 @@ def test_a_file_that_changed_is_known_no_longer(exported, tmp_path, ending):
     assert second.notes == ()
 
 
+def test_a_file_that_changed_is_described_by_the_run_that_wrote_it(exported, tmp_path):
+    """Two targets share it, and only one of them runs where it is written anew."""
+    plugin, lost = f"{INT8}-plugin", {"points_lost": {"points": 0.1}, "p50_ms": 1.0}
+    old, slow = verified(INT8, 0.5, **QUANTIZED, **lost), [Note("int8 is slow", TIMING)]
+    first = exported({INT8: old, plugin: old}, "a.tsv", slow)
+    (tmp_path / FILES[INT8]).write_text("another graph")
+    new = QUANTIZED | {"recipe": "mine", "left_in_base": ["x"]}
+    second = exported({INT8: verified(INT8, 0.5, **new, points_lost={"points": 0.2})}, "b.tsv", previous=first)
+    known = second.targets[plugin]
+    assert (known.status, known.parity, known.details, known.calibration["text"]) == ("unverified", None, new, "b.tsv")
+    assert second.notes == ()
+    assert "| mine |" in markdown.render(second)
+    assert "ort-cpu.int8 |" not in markdown.render(second)
+
+
 def test_notes_on_times_are_of_the_run_that_timed(exported, tmp_path):
     first = exported(
         {FP32: verified(FP32, 0.25), INT8: verified(INT8, 0.1, **QUANTIZED)}, "a.tsv", [Note("old", TIMING)]

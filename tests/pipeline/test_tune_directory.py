@@ -1,5 +1,6 @@
 """The directory of a run of adtp-tune: who may go on there, and what another choice replaces."""
 
+import errno
 import json
 import os
 import shutil
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from adtp_export.errors import InputError
-from adtp_export.io import hold
+from adtp_export.io import hold, read_json
 from adtp_export.pipeline.tune import directory
 from adtp_export.pipeline.tune.directory import TOLD
 from adtp_export.pipeline.tune.options import TuneOptions
@@ -96,6 +97,35 @@ def test_another_choice_replaces_what_a_run_published_and_nothing_else(exported,
         notes.unlink()
     directory.publish(out, None, exported)
     assert files() == [name for name in published if not name.startswith("student")]
+
+
+def test_a_disk_that_is_full_while_a_choice_is_published_leaves_the_one_before(exported, tmp_path, monkeypatch):
+    out, trials = tmp_path / "out", [tmp_path / "trials" / name for name in "ab"]
+    for trial in trials:
+        trial.mkdir(parents=True)
+        (trial / WEIGHTS).write_text(trial.name)
+    directory.publish(out, trials[0], exported)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    usual = shutil.copytree
+
+    def full(source, *rest, **more):
+        if source == exported:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return usual(source, *rest, **more)
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    for student in (trials[1], None):
+        with pytest.raises(InputError, match="export: the disk is full"):
+            directory.publish(out, student, exported)
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_names_that_are_no_text_are_written(tmp_path):
+    """Of a file that was named where names were not in UTF-8."""
+    settings = {"train": "donn\udce9es.tsv", "label": "\u00e9"}
+    directory.write(tmp_path / "tune.json", settings)
+    assert read_json(tmp_path / "tune.json") == settings
+    assert "\u00e9" in (tmp_path / "tune.json").read_text(encoding="utf-8")
 
 
 @pytest.fixture

@@ -1,16 +1,61 @@
 """The C++ host: how its build fails, and, where the TensorRT headers are, that it builds and does what TensorRT asks."""
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from testbed import run_cli
 
 from adtp_export.errors import EngineBuildError, MissingDependencyError
 from adtp_export.plugins import binaries, compiling, library, shipped
+
+COMPILER = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", "that a compiler runs"])
+time.sleep(300)
+"""
+BUILD = """
+import os, signal, sys
+from adtp_export.plugins import compiling
+def ended(number, frame): raise SystemExit(128 + number)
+signal.signal(signal.SIGTERM, ended)
+compiling._run([sys.executable, "-c", sys.argv[1]], os.environ)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_build_that_is_ended_ends_its_compilers():
+    def compilers():
+        found = []
+        for place in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                found += [place] if mark in place.read_bytes() else []
+        return found
+
+    mark = f"that compiler {os.getpid()} runs".encode()
+    code = COMPILER.replace("that a compiler runs", mark.decode())
+    build = subprocess.Popen([sys.executable, "-c", BUILD, code])
+    while len(compilers()) < 3:  # the build and the driver have its words in their code, too
+        assert build.poll() is None
+        time.sleep(0.02)
+    build.terminate()
+    assert build.wait(60) == 128 + signal.SIGTERM
+    while compilers():
+        time.sleep(0.02)
+
+
+def test_what_a_compiler_says_is_read_whatever_its_encoding():
+    with pytest.raises(EngineBuildError, match="error: \ufffd"):
+        compiling._run(
+            [sys.executable, "-c", r"import os; os.write(1, b'error: \xe9'); raise SystemExit(1)"], os.environ
+        )
 
 
 @pytest.fixture(scope="module")

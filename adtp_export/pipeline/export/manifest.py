@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ ROWS = ("text", "sha256", "rows", "languages", RANDOM_IDS, "accuracy", "quality"
 """What a target says of the rows that it was compared on: what they are, and what the PyTorch student makes of them."""
 TIMES = ("timed_on", "machine", "fingerprint", "p50_ms")
 """What a target that was timed says in its details."""
+JUDGED = (*TIMES, "points_lost", "rows_in_this_size")
+"""What a target's details say of its answers and times; the others describe its file."""
 
 
 def make_manifest(
@@ -60,9 +62,17 @@ def unchanged(previous: Manifest, work: Path) -> set[str]:
     return {file for file in files if same(file) and same(f"{file}.data")}
 
 
-def known(previous: Manifest, same: Container[str]) -> dict[str, Target]:
-    """Return the targets of an earlier run with what it found out that still holds, as their files are among those in `same`."""
-    return {name: target if target.file in same else _forgotten(target) for name, target in previous.targets.items()}
+def known(previous: Manifest, same: Container[str], written: Iterable[Target] = ()) -> dict[str, Target]:
+    """Return the targets of an earlier run with what it found out that still holds, as their files are among those in `same`.
+
+    Args:
+        written: targets of this run, which describe the files that it has changed.
+    """
+    of_files = {target.file: target for target in written}
+    return {
+        name: target if target.file in same else _forgotten(target, of_files.get(target.file))
+        for name, target in previous.targets.items()
+    }
 
 
 def with_times(manifest: Manifest, times: Mapping[str, Mapping[str, Any]]) -> Manifest:
@@ -83,7 +93,7 @@ def joined(manifest: Manifest, previous: Manifest, work: Path, timed: bool = Fal
     """Add to the manifest of a run what an earlier one knew about files in `work`.
 
     Args:
-        timed: this run timed targets, so that notes on earlier times no longer hold.
+        timed: this run timed targets, so that notes on earlier times no longer hold. Nor do they where a file that was timed has changed.
     """
     same = unchanged(previous, work)
     better = {
@@ -92,7 +102,8 @@ def joined(manifest: Manifest, previous: Manifest, work: Path, timed: bool = Fal
         else target
         for name, target in manifest.targets.items()
     }
-    targets = {**known(previous, same), **better}
+    targets = {**known(previous, same, manifest.targets.values()), **better}
+    timed |= any("p50_ms" in target.details and target.file not in same for target in previous.targets.values())
     newest = manifest if manifest.verification else previous
     return dataclasses.replace(
         manifest,
@@ -119,10 +130,14 @@ def _notes(manifest: Manifest, previous: Manifest, known: Mapping[str, Target], 
     return (*before, *(note for note in manifest.notes if note.about not in kept))
 
 
-def _forgotten(target: Target) -> Target:
-    """Forget what was found out about a file that this run has changed."""
-    details = {name: value for name, value in target.details.items() if name not in TIMES}
-    return dataclasses.replace(target, status=UNVERIFIED, parity=None, verification={}, details=details)
+def _forgotten(target: Target, written: Target | None) -> Target:
+    """Forget what was found out about a file that this run has changed; `written` describes the new one, if it is of this run."""
+    now = written or target
+    details = {name: value for name, value in now.details.items() if name not in JUDGED}
+    calibration = written.calibration if written else {}
+    return dataclasses.replace(
+        target, status=UNVERIFIED, parity=None, verification={}, calibration=calibration, details=details
+    )
 
 
 def _better_known(target: Target, before: Target) -> Target:

@@ -26,7 +26,7 @@ from ...runtimes.packed import Judged, StaticEngines
 from ...targets.sizes import together
 from ...targets.specs import CPU, RUNTIMES, TargetSpec
 from ...verify import samples
-from ...verify.loss import Loss, lost, texts_for
+from ...verify.loss import Loss, lost
 from ...verify.oracle import OracleRun
 from ...verify.parity import judged, rows_wanted
 from .context import ExportContext, StepResult, WrittenFile
@@ -199,11 +199,10 @@ def _check_loss(name: str, loss: Loss, oracle: OracleRun, limit: float) -> tuple
         )
     if loss.holds(limit):
         return ()
-    if (least := texts_for(limit)) is None:
+    if not limit:
         return (f"{said}. No number of texts can show that it loses nothing",)
-    return (
-        f"{said}. So few cannot show that it loses at most {limit:g}: that takes {least} or more, by --verify-data FILE",
-    )
+    more = f"that takes some {least:,}" if (least := loss.texts_for(limit)) else "more of them may show it"
+    return (f"{said}. These cannot show that it loses at most {limit:g}; {more}, by --verify-data FILE",)
 
 
 def _excused(name: str, parity: Parity) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...artifacts.directory import alone_in, remove, writing
 from ...contract import HEAD_EMBEDDING
 from ...environment import processor, versions
-from ...errors import InputError, flag_name, needs_extras
+from ...errors import InputError, flag_name, needs_extras, printable_json
 from ...io import telling_full_disk
 from ...options import PathLike, takes
 from ...training.method_table import ANSWERS, ATTRIBUTION
@@ -336,4 +336,4 @@ def _write(out: Path, task: Task, model: Method, record: dict[str, Any]) -> None
         for file in read_with:
             shutil.copyfile(file, out / file.name)
         (out / TEACHER / HASHES).unlink(missing_ok=True)
-        finish(out, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        finish(out, printable_json(json.dumps(record, indent=2, ensure_ascii=False)) + "\n")

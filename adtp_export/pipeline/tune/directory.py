@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...artifacts.checks import contents
-from ...artifacts.directory import OutputDirectory, alone_in, foreign, remove, writing
-from ...errors import InputError
-from ...io import flush_alone, read_json, written_whole
+from ...artifacts.directory import OutputDirectory, alone_in, foreign, writing
+from ...errors import InputError, printable_json
+from ...io import flush, flush_alone, read_json, written_whole
 from ..train.directory import MODEL_FILES, PARTIAL, TOKENIZER_FILES
 from .options import GOAL, TuneOptions
 
@@ -112,7 +112,7 @@ def stored(path: Path, build: Callable[[Any], BuiltT]) -> BuiltT:
 def write(path: Path, document: Any) -> None:
     """Write JSON whole or not at all."""
     with written_whole(path) as partial:
-        partial.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.write_text(printable_json(json.dumps(document, indent=2, ensure_ascii=False)) + "\n", encoding="utf-8")
     flush_alone(path.parent)
 
 
@@ -138,15 +138,23 @@ def published(out: Path) -> tuple[OutputDirectory, OutputDirectory]:
 def publish(out: Path, student: Path | None, exported: Path) -> None:
     """Put a student and its export in place of those that were chosen before; None: the model itself is exported, and no student.
 
+    Both are copied first, so that a full disk changes nothing, and a kill leaves a pair of two choices only between two exchanges.
+
     Raises:
         InputError: a place holds what no run wrote, or cannot be written.
     """
     from ...training.checkpoints import HASHES
 
-    for source, place in zip((student, exported), published(out), strict=True):
-        if source is None:
-            remove(place.path)
-            continue
-        with place, writing(place.path):
-            shutil.copytree(source, place.work, dirs_exist_ok=True, ignore=shutil.ignore_patterns(TOLD, HASHES))
+    places = published(out)
+    with contextlib.ExitStack() as stack:
+        for source, place in zip((student, exported), places, strict=True):
+            stack.enter_context(place)
+            if source is not None:
+                with writing(place.path):
+                    shutil.copytree(source, place.work, dirs_exist_ok=True, ignore=shutil.ignore_patterns(TOLD, HASHES))
+                    flush(place.work)
+        for place in places:
             place.publish()
+    if student is None:  # an empty folder took its place
+        with writing(places[0].path):
+            places[0].path.rmdir()
