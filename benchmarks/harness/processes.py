@@ -111,7 +111,7 @@ def beside_the_first(
         grid: names of workloads.
         seconds: for each workload.
     """
-    from adtp_export.benchmarking.interleaved_timing import measure, speedup
+    from adtp_export.benchmarking.interleaved_timing import by_cycle, measure, speedup
     from adtp_export.benchmarking.processes import Processes
     from adtp_export.benchmarking.workloads import make_workloads
 
@@ -119,10 +119,15 @@ def beside_the_first(
     with Processes(contenders) as processes:
         for workload in make_workloads(grid, sizes.input_names, sizes.tables["vocab_size"]):
             times = measure(workload, names, processes.time_ms, seconds)
-            for name, ms in times.items():
-                gain, margin = speedup(times[names[0]], ms)
-                row = {"workload": workload.name, "contender": name, "p50_ms": round(float(statistics.median(ms)), 2)}
-                yield row | {"speedup": round(gain, 3), "margin": round(margin, 3), "rounds": len(ms)}
+            cycles = {name: by_cycle(ms, len(workload.batches)) for name, ms in times.items()}
+            for name, ms in cycles.items():
+                gain, margin = speedup(cycles[names[0]], ms)
+                row = {
+                    "workload": workload.name,
+                    "contender": name,
+                    "p50_ms": round(statistics.median(map(float, ms)), 2),
+                }
+                yield row | {"speedup": round(gain, 3), "margin": round(margin, 3), "rounds": len(times[name])}
 
 
 def best_size(sizes: Sequence[int], seconds: Callable[[int], float]) -> int:
