@@ -14,7 +14,7 @@ import pytest
 import torch
 from known_graphs import taking_known_graphs
 from onnx import helper
-from testbed import ROOT
+from testbed import ROOT, made_once
 
 import adtp_export
 from adtp_export.contract import DOMAIN, DOMAIN_VERSION
@@ -125,13 +125,14 @@ def exported_by_default(small, tmp_path_factory):
     """The small student exported with no option where nobody has built anything."""
     from adtp_export.plugins import operators
 
-    out = tmp_path_factory.mktemp("by_default") / "out"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(operators.SWITCH)
-        patch.setattr(operators, "BUILT", out / "nothing is built here")
-        with taking_known_graphs():
-            adtp_export.export(small, out)
-    return out
+    def make(work):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv(operators.SWITCH)
+            patch.setattr(operators, "BUILT", work / "nothing is built here")
+            with taking_known_graphs():
+                adtp_export.export(small, work / "out")
+
+    return made_once(tmp_path_factory, "exported-by-default", make) / "out"
 
 
 def mapped(process: int | str = "self") -> set[str]:

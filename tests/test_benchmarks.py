@@ -102,6 +102,23 @@ def test_a_margin_that_is_asked_for_takes_more_rounds(monkeypatch):
     assert rounds_until(monkeypatch, spread=0.9, within=0.001) == 500  # ten times as long at most
 
 
+@pytest.mark.parametrize(("cycles", "rounds"), [(0, 60), (25, 600)])
+def test_many_batches_come_as_often_as_is_asked(monkeypatch, cycles, rounds):
+    """And what each cycle takes does not hang on which batches it had: all of them."""
+    clock = iter(np.arange(1e6))
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: next(clock))
+    workload = Workload("many", tuple({"ids": np.zeros((1, n))} for n in range(1, 25)))
+    times = turns.measure(
+        workload,
+        ["student"],
+        lambda name, batch: float(batch["ids"].shape[1]),
+        1000,
+        limits=turns.Limits(cycles=cycles),
+    )["student"]
+    assert len(times) == rounds
+    assert (len(set(turns.by_cycle(times, 24))) == 1) == (cycles == 25)
+
+
 def test_a_lucky_run_does_not_end_a_measurement(monkeypatch):
     """The pilot varies, and nothing after it does: as many rounds are run as the pilot said."""
     calls = [0]
@@ -183,7 +200,7 @@ def test_an_error_that_is_no_number_is_the_largest_wherever_it_stands(place):
 def test_scripts_name_workloads_that_there_are():
     for names in (shapes.WORKLOADS, checks.WORKLOADS, precision.GRID, [precision.CALIBRATION], revisions.GRID):
         made = make_workloads(names, [INPUT_IDS, ATTENTION_MASK], 1000)
-        assert [workload.name for workload in made] == list(names)
+        assert all((batch[ATTENTION_MASK].sum(1) > 0).all() for workload in made for batch in workload.batches)
 
 
 def test_an_empty_place_for_figures_is_filled_and_what_follows_stays():

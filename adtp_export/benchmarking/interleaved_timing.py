@@ -48,11 +48,13 @@ def in_this_process(engines: Mapping[str, Engine]) -> Callable[[str, Batch], flo
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a run that may not take long. once: contenders that run in the first `CYCLES` rounds alone, and not in the pilot, so that there
-    are fewer times of them. most_seconds: what rounds may take where a margin is asked for."""
+    """How long a run may take, or has to. once: contenders that run in the first `CYCLES` rounds alone, and not in the pilot, so that there
+    are fewer times of them. most_seconds: what rounds may take where a margin is asked for. cycles: as many times through all batches at
+    least, however many there are, and whole ones."""
 
     once: frozenset[str] = frozenset()
     most_seconds: float = float("inf")
+    cycles: int = 0
 
 
 def measure(
@@ -81,11 +83,11 @@ def measure(
     count, often = len(workload.batches), [name for name in names if name not in limits.once]
     total = CYCLES
     if often:
-        unit = _unit(workload)
+        unit = count if limits.cycles else _unit(workload)
         began = time.perf_counter()
         pilot = _collected(often, islice(_rounds(workload, often, time_ms), PILOT if within is None else PILOT_WITHIN))
         round_s = max((time.perf_counter() - began) / len(pilot[often[0]]), 1e-9)
-        least = least_rounds(workload)
+        least = max(least_rounds(workload), limits.cycles * count)
         rounds = min(max(seconds / round_s, least), max(MAX_ROUNDS, count, least))
         if within is not None:
             rounds = min(max(rounds, _needed(pilot, often, within)), PATIENCE * max(rounds, MAX_ROUNDS))

@@ -202,7 +202,7 @@ def main() -> None:
         default=GRID,
         help="all others stay as recorded",
     )
-    timed.add_argument("--seconds", type=float, default=40, help="for each workload")
+    timed.add_argument("--seconds", type=float, default=40, help="for each workload, or what 10 rounds take")
     judged = commands.add_parser("fidelity")
     judged.add_argument("student", type=Path)
     judged.add_argument("text", type=Path, help="with the column label")

@@ -3,8 +3,8 @@
     python -m benchmarks.cpu.revisions REVISION        # writes records/revisions.json
 
 Encoders have 6 layers, random weights and fp32 (`MODELS`): dense BERT of MiniLM's width; a student of BERT-base's, 0.ffn, retention 0.29;
-and those whose attention has another form, which is the bias by distance of MPNet, ModernBERT's windows and turned positions, and the
-attention received from others that PoWER-BERT reads before every feed-forward.
+and three whose attention has another form: MPNet (a bias by distance), ModernBERT (windows and rotary positions) and PoWER-BERT (every
+feed-forward is after a cut, by the attention received from others).
 
 "before" is the revision's file in ONNX Runtime alone, "graph" today's likewise, and "operators" today's with the operators in the package,
 which is what `load` takes. It needs git and a revision that still runs in today's environment.
@@ -132,7 +132,7 @@ def compare(name: str, files: dict[str, Path], seconds: float) -> list[dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("revision", metavar="REVISION", help="such as HEAD~5")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each workload")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each workload, or what 10 rounds take")
     parser.add_argument("--out", metavar="FILE", type=Path, default=RECORDS / "revisions.json")
     options = parser.parse_args()
     claim(options.out)
@@ -140,8 +140,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         code = unpack(commit, folder / "code")
-        for name in MODELS:
-            before, now = export(name, folder / name / "before", code), export(name, folder / name / "now")
+        files = {
+            name: (export(name, folder / name / "before", code), export(name, folder / name / "now")) for name in MODELS
+        }
+        for name, (before, now) in files.items():
             rows += compare(name, {BEFORE: before, GRAPH: now, OPERATORS: now}, options.seconds)
     write(options.out, {"before": commit, "layers": LAYERS, "results": rows, **told()})
 

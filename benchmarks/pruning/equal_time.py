@@ -22,7 +22,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from adtp_export.benchmarking.contenders import Architecture, adjustable_student
-from adtp_export.benchmarking.interleaved_timing import by_cycle, measure, speedup
+from adtp_export.benchmarking.interleaved_timing import Limits, by_cycle, measure, speedup
 from adtp_export.benchmarking.processes import WITH_PLUGIN, Contender, Processes
 from adtp_export.benchmarking.sweep import settings
 from adtp_export.benchmarking.workloads import Workload
@@ -51,9 +51,8 @@ FP32, INT8 = PRECISIONS = ("fp32", "int8")
 BATCHES = (32, 1)
 TEXTS = {("sst2", 32): 128, ("sst2", 1): 24, ("20news", 32): 32, ("20news", 1): 12, (TAGGED, 32): 128}
 """Texts of a cycle, by data set and batch."""
-WITHIN = 0.04
-"""How well the speed of single texts is known, as a share of it: in so many rounds that each text comes often. In 60 rounds each comes
-twice or so, and speeds hang on which texts a part of the run had."""
+OFTEN = Limits(cycles=25)
+"""Each single text is timed so often. In 60 rounds it comes twice or so, and speeds hang on which texts a part of the run had."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +119,8 @@ def timed(timing: Timing, splits: Path, base: Path, seconds: float) -> dict[str,
                 forced = settings((SITE[timing.dataset],), round(PERMILLE * retention))
                 return processes.time_ms(made[depth, True].name, {**batch, **forced})
 
-            within = WITHIN if timing.batch == 1 else None
-            times = measure(rounds, [*dense, *cuts], time_ms, seconds, within=within)
+            limits = OFTEN if timing.batch == 1 else None
+            times = measure(rounds, [*dense, *cuts], time_ms, seconds, limits=limits)
     cycles = {name: by_cycle(ms, len(rounds.batches)) for name, ms in times.items()}
     first = cycles[made[FULL, False].name]
 

@@ -43,9 +43,10 @@ def render_revisions(record: dict[str, Any]) -> str:
         lines.append(
             [model, name, *(f"{row['p50_ms']:.1f}, {row['speedup']:.2f}x ± {row['margin']:.2f}" for row in timed)]
         )
+    kind = "family {family}, model {model}".format(**record["device"]["hardware"])
     told = (
         f"`python -m benchmarks.cpu.revisions {record['before'][:8]}`: ms, and times as fast as before; medians of runs in turns. "
-        f"{record['layers']} layers, fp32; {place(record)}, ONNX Runtime {record['versions']['onnxruntime']}."
+        f"{record['layers']} layers, fp32; {place(record)} ({kind}), ONNX Runtime {record['versions']['onnxruntime']}."
     )
     return f"{table(['encoder', 'file', *workloads], lines, texts=2)}\n\n{told}"
 

@@ -118,7 +118,9 @@ def test_settings_of_an_interrupted_run_that_are_damaged(stopped, tmp_path, old,
 def test_damaged_hashes_of_its_inputs_are_told(stopped, tmp_path, damaged):
     out = shutil.copytree(stopped[0], tmp_path / "out")
     (out / "work" / "inputs.json").write_text(damaged)
-    with pytest.raises(InputError, match=r"--resume: .*inputs\.json is damaged; use --force to start anew"):
+    with pytest.raises(
+        InputError, match=r"--resume: .*inputs\.json is damaged; remove it if data and model are as they were"
+    ):
         train(out, resume=True)
 
 

@@ -8,14 +8,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from training_runs import Heard
 
 from adtp_export.errors import InputError
 from adtp_export.io import hold, read_json
-from adtp_export.pipeline.tune import directory
+from adtp_export.pipeline.tune import directory, exports
 from adtp_export.pipeline.tune.directory import TOLD
 from adtp_export.pipeline.tune.options import TuneOptions
 from adtp_export.pipeline.tune.plan import Plan
-from adtp_export.pipeline.tune.shapes import Arm, Table
+from adtp_export.pipeline.tune.run import _timed_shapes
+from adtp_export.pipeline.tune.shapes import Arm
 from adtp_export.pipeline.tune.trials import RECORD, WEIGHTS, Trial, Trials
 from adtp_export.training.checkpoints import seal
 
@@ -185,24 +187,61 @@ def test_damaged_students_and_records_are_refused(kept):
             opened().check_complete()
 
 
+PLANNED = {"levels": [{"speedup": 2.0, "arms": []}], "rungs": [8], "refined": 8, "seconds": {}}
+TIMED = {"trace_s": 1.0, "times": [{"layers": 2, "site": "", "retention": 1.0, "precision": "fp32", "ms": 1.0}]}
+
+
 @pytest.mark.parametrize(
-    ("build", "content"),
+    ("build", "whole", "damaged"),
     [
-        (Plan.of, ""),
-        (Plan.of, '{"levels": [{"speedup": 2.0}], "rungs": [8], "refined": 8, "seconds": {}}'),
-        (Plan.of, "[]"),
-        (Table.of, '[{"layers": 2}]'),
-        (Table.of, "[1]"),
-        (dict, "[1]"),
+        (Plan.of, PLANNED, [{"levels": [{"speedup": 2.0}]}, {"rungs": "ab"}, {"refined": None}, {"seconds": 1}]),
+        (
+            _timed_shapes,
+            TIMED,
+            [{"trace_s": None}, {"times": [{"layers": 2}]}, {"times": [1]}, {"device": {"cores": 1}}],
+        ),
     ],
+    ids=["plan", "times"],
 )
-def test_damaged_times_and_plans_are_told(tmp_path, build, content):
+def test_damaged_plans_and_times_of_shapes_are_told(tmp_path, build, whole, damaged):
     path = tmp_path / "stored.json"
-    path.write_text(content)
-    with pytest.raises(
-        InputError, match=r"--out: .*stored\.json is damaged \(.*\), so the run cannot go on; give another"
-    ):
-        directory.stored(path, build)
+    path.write_text(json.dumps(whole))
+    directory.stored(path, build)
+    for change in damaged:
+        path.write_text(json.dumps({**whole, **change}))
+        with pytest.raises(
+            InputError, match=r"--out: .*stored\.json is damaged, or of another version \(.*; give another --out"
+        ):
+            directory.stored(path, build)
+    for text in ("", "[]", "1"):
+        path.write_text(text)
+        with pytest.raises(InputError, match=r"^--out: .*stored\.json .*; give another --out$"):
+            directory.stored(path, build)
+
+
+@pytest.mark.parametrize("damaged", ["", "[1]", '{"a fp32": 1}', '{"a fp32": {"a fp32": {}}}'])
+def test_damaged_times_of_candidates_are_made_anew(tmp_path, monkeypatch, damaged):
+    figures = {"ms": 1.0, "speedup": 2.0, "margin": 0.1}
+    monkeypatch.setattr(exports.times, "deployed", lambda asked, *_: dict.fromkeys(asked, figures))
+    built = {name: SimpleNamespace(path=tmp_path, targets={"fp32": "t"}) for name in ("model", "a")}
+
+    def timed():
+        return exports.timed(built, [("a", "fp32")], None, tmp_path, steps)
+
+    (tmp_path / exports.TIMES).write_text(damaged)
+    steps = Heard()
+    assert timed()["a fp32"] == figures
+    assert steps.notes == [f"{tmp_path / exports.TIMES} is damaged, so the candidates are timed anew"]
+    monkeypatch.delattr(exports.times, "deployed")
+    assert timed()["a fp32"] == figures
+
+
+@pytest.mark.parametrize("damaged", ["[]", '{"options": [], "sha256": {}}', '{"options": {}, "sha256": null}', "{}"])
+def test_settings_of_something_else_are_refused(tmp_path, damaged):
+    (tmp_path / directory.SETTINGS).write_text(damaged)
+    chosen = TuneOptions(model=tmp_path, out=tmp_path, train=tmp_path / directory.SETTINGS)
+    with pytest.raises(InputError, match="is not of adtp-tune"), directory.claimed(chosen):
+        pass
 
 
 def test_a_published_student_is_known_by_names_alone(kept, exported):

@@ -128,7 +128,9 @@ def check_inputs(out: Path, settings: TrainOptions) -> None:
     try:
         before = dict(read_json(stored)) if stored.is_file() else {}
     except (InputError, TypeError, ValueError) as error:
-        raise InputError(f"--resume: {stored} is damaged; use --force to start anew, or give another --out") from error
+        raise InputError(
+            f"--resume: {stored} is damaged; remove it if data and model are as they were, or use --force to start anew"
+        ) from error
     if changed := [name.rstrip("/") for name, now in _inputs(settings).items() if before.get(name, now) != now]:
         raise InputError(
             f"--resume: {' and '.join(f'--{name}' for name in changed)} changed since the run in {out} was begun; bring back what was "

@@ -62,7 +62,7 @@ def _opened(out: Path, chosen: TuneOptions) -> bool:
     settings, stored = described(chosen), out / SETTINGS
     if stored.is_file():
         before = read_json(stored)
-        if not isinstance(before, dict) or before.keys() != settings.keys():
+        if not _are_settings(before):
             raise InputError(f"--out: {stored} is not of adtp-tune; give a new or an empty directory")
         may_differ = GOAL if finished else () if planned else (*GOAL, "hours")
         names = [name for name in _differing(settings["options"], before["options"]) if name not in may_differ]
@@ -88,13 +88,18 @@ def _opened(out: Path, chosen: TuneOptions) -> bool:
     return finished
 
 
+def _are_settings(document: object) -> bool:
+    parts = document if isinstance(document, dict) else {}
+    return parts.keys() == {"options", "sha256"} and all(isinstance(part, dict) for part in parts.values())
+
+
 def _differing(options: dict[str, Any], before: dict[str, Any]) -> list[str]:
     """Return the names of options that differ from before; an earlier version did not have all of today's."""
     return [name for name, value in options.items() if value != before.get(name, getattr(TuneOptions, name, None))]
 
 
 def stored(path: Path, build: Callable[[Any], BuiltT]) -> BuiltT:
-    """Build something of a JSON document that this run, or an earlier call of it, wrote in `WORK`.
+    """Build something from a JSON document that this run, or an earlier call of it, wrote in `WORK`.
 
     Raises:
         InputError: the document is damaged.
@@ -102,11 +107,14 @@ def stored(path: Path, build: Callable[[Any], BuiltT]) -> BuiltT:
     from ...training.checkpoints import reason
 
     try:
-        return build(read_json(path))
-    except (InputError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"--out: {path} is damaged ({reason(error)}), so the run cannot go on; give another --out"
-        ) from error
+        document = read_json(path)
+    except InputError as error:
+        raise InputError(f"--out: {error}; give another --out") from error
+    try:
+        return build(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        told = f"{type(error).__name__}: {reason(error)}"
+        raise InputError(f"--out: {path} is damaged, or of another version ({told}); give another --out") from error
 
 
 def write(path: Path, document: Any) -> None:

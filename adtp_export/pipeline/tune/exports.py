@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ...artifacts.manifest import read_manifest
 from ...artifacts.records import Manifest
 from ...benchmarking.workloads import Workload
-from ...errors import AdtpError
+from ...errors import AdtpError, InputError
 from ...inference.predictor import Predictor
 from ...io import is_full
 from ...targets.choice import candidates as runnable
@@ -104,7 +105,11 @@ def timed(
         f"{name} {precision}": (exported[name].path, exported[name].targets[precision]) for name, precision in chosen
     }
     key, path = " | ".join(sorted(entries)), work / TIMES
-    known = directory.stored(path, dict) if path.exists() else {}
+    try:
+        known = directory.stored(path, _times) if path.exists() else {}
+    except InputError:
+        steps.note(f"{path} is damaged, so the candidates are timed anew")
+        known = {}
     if key not in known:
         first = {f"{MODEL} {FP32}": (exported[MODEL].path, exported[MODEL].targets[FP32])}
         with steps.step("times_s", f"timing {len(entries)} candidates in turns with the model") as progress:
@@ -112,6 +117,16 @@ def timed(
         _note_margins(known[key], steps)
         directory.write(path, known)
     return dict(known[key])
+
+
+def _times(document: Any) -> dict[str, dict[str, dict[str, float]]]:
+    """Check what `timed` has written."""
+    return {
+        key: {
+            name: {figure: float(each[figure]) for figure in ("ms", "speedup", "margin")} for name, each in row.items()
+        }
+        for key, row in document.items()
+    }
 
 
 def _note_margins(measured: Mapping[str, Mapping[str, float]], steps: Steps) -> None:

@@ -81,7 +81,8 @@ class Plan:
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Plan:
         levels = tuple(Level(row["speedup"], tuple(Arm(**arm) for arm in row["arms"])) for row in stored["levels"])
-        return cls(levels=levels, rungs=tuple(stored["rungs"]), refined=stored["refined"], seconds=stored["seconds"])
+        rungs, refined = tuple(map(int, stored["rungs"])), int(stored["refined"])
+        return cls(levels=levels, rungs=rungs, refined=refined, seconds={**stored["seconds"]})
 
 
 def survivors(levels: Sequence[Level]) -> list[list[int]]:

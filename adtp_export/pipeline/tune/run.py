@@ -32,6 +32,17 @@ ASKED = 400
 """Dev rows that show whether the model's classes are in the order of the data's."""
 
 
+def _timed_shapes(document: Any) -> tuple[float, dict[str, Any], str, Table]:
+    """Return how long a trace took, where shapes were timed, and their times; earlier versions did not say where."""
+    device = {**document.get("device", cpu(0))}
+    return (
+        float(document["trace_s"]),
+        {**device, "model": str(device["model"])},
+        str(document.get("fingerprint", fingerprint())),
+        Table.of(document["times"]),
+    )
+
+
 class Run:
     """What a call needs throughout."""
 
@@ -64,9 +75,8 @@ class Run:
             timed, trace_s = self._time_shapes()
             of = {"workload": self.rounds.name, "device": cpu(0), "fingerprint": fingerprint()}
             directory.write(path, {"trace_s": trace_s, **of, "times": timed.to_json()})
-        document, self.table = directory.stored(path, lambda found: (found, Table.of(found["times"])))
-        self.device = document.get("device", cpu(0))  # earlier versions did not say
-        if document.get("fingerprint", fingerprint()) != fingerprint():
+        trace_s, self.device, where, self.table = directory.stored(path, _timed_shapes)
+        if where != fingerprint():
             self.steps.note(
                 f"shapes were timed on another machine ({self.device['model']}); times of this one may differ"
             )
@@ -81,7 +91,7 @@ class Run:
             )
             return self
         if not (work / directory.PLAN).exists():
-            directory.write(work / directory.PLAN, self._make_plan(document["trace_s"]).to_json())
+            directory.write(work / directory.PLAN, self._make_plan(trace_s).to_json())
         self.plan = directory.stored(work / directory.PLAN, Plan.of)
         return self
 

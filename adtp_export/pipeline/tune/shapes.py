@@ -132,7 +132,9 @@ class Table:
 
     @classmethod
     def of(cls, rows: Iterable[dict[str, Any]]) -> Table:
-        return cls(Time(Arm(row["layers"], row["site"], row["retention"]), row["precision"], row["ms"]) for row in rows)
+        return cls(
+            Time(Arm(row["layers"], row["site"], row["retention"]), row["precision"], float(row["ms"])) for row in rows
+        )
 
 
 def levels(table: Table, speedup: float | None, precisions: Sequence[str]) -> list[Level]:

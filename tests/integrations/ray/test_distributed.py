@@ -94,9 +94,9 @@ def test_a_killed_worker_neither_loses_nor_doubles_rows(two_machines, exported, 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("with_shipped_operators")
-def test_workers_answer_with_the_operators_of_the_package(two_machines, exported_by_default, tmp_path):
+def test_workers_answer_with_the_operators(two_machines, exported_by_default, tmp_path, monkeypatch):
     """They refuse the target where these do not load."""
+    monkeypatch.delenv("ADTP_OPERATORS")
     texts, to, target = write_files(tmp_path / "texts"), tmp_path / "answers", "onnxruntime-cpu-fp32-plugin"
     assert score(texts, exported_by_default, to, asked=asked(target=target)).rows == ROWS
     check_answers(to, exported_by_default, target=target)

@@ -90,8 +90,9 @@ def test_texts_of_all_lengths_share_batches_and_answers_are_those_of_load(server
     assert max(counted["sizes"]) > 1
 
 
-@pytest.mark.usefixtures("with_shipped_operators")
-def test_a_model_answers_with_the_operators_of_the_package(has_triton, exported_by_default, tmp_path):
+def test_a_model_answers_with_the_operators(has_triton, exported_by_default, tmp_path, monkeypatch):
+    """Those that the server's processes find, too: of the package, or built here."""
+    monkeypatch.delenv(operators.SWITCH)
     triton.write(exported_by_default, tmp_path / "models", "fast")
     config = tmp_path / "models" / "fast" / "config.pbtxt"
     given = 'key: "target", value { string_value: "'
