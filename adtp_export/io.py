@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import InputError, ellipsize
+from .errors import InputError, ellipsize, printable_json
 
 try:
     import fcntl
@@ -111,6 +111,11 @@ def read_document(path: Path, most: int = SETTINGS_BYTES) -> str:
     if (size := path.stat().st_size) > most:
         raise InputError(f"{path}: got {size:,} bytes; accepted are at most {most:,}")
     return path.read_text(encoding="utf-8")
+
+
+def json_text(document: Any) -> str:
+    """Spell a document for a file: indented, with letters of all scripts, and with what no file in UTF-8 can hold written out."""
+    return printable_json(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
 
 
 def read_json(path: Path) -> Any:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import AdtpError, InputError, printable_json
+from ..errors import AdtpError, InputError
+from ..io import json_text
 from .directory import OutputDirectory, recover, writing
 from .records import MANIFEST_NAME, Manifest, file_entry
 
@@ -67,8 +67,7 @@ def list_files(manifest: Manifest, work: Path) -> Manifest:
 def write_manifest(manifest: Manifest, work: Path) -> Manifest:
     """List all files in the manifest and write it, last of all; return it."""
     manifest = list_files(manifest, work)
-    text = printable_json(json.dumps(manifest.to_json(), indent=2, ensure_ascii=False)) + "\n"
-    (work / MANIFEST_NAME).write_text(text, encoding="utf-8")
+    (work / MANIFEST_NAME).write_text(json_text(manifest.to_json()), encoding="utf-8")
     return manifest
 
 

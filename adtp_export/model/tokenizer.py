@@ -39,6 +39,8 @@ _CLASSES = {
 """`model_type` -> transformers' class that converts a SentencePiece model."""
 
 
+ROLES = ("bos_token", "eos_token", "cls_token", "sep_token", "pad_token", "unk_token", "mask_token")
+"""What special tokens are for, as a tokenizer's files name them."""
 _USUAL = {
     "mask_token": ("[MASK]", "<mask>"),
     "eos_token": ("</s>", "<|endoftext|>"),
@@ -51,19 +53,20 @@ _USUAL = {
 
 def special_token(tokenizer: Tokenizer, home: Path, name: str) -> str | None:
     """Return what a special token, such as "mask_token", is called: as a tokenizer's files say, else one of the usual names it knows."""
-    if (content := _named(home, name).get("content")) is not None:
-        return str(content)
+    if name in (named := _named(home)):
+        return str(named[name]["content"])
     return next((each for each in _USUAL[name] if tokenizer.token_to_id(each) is not None), None)
 
 
-def _named(home: Path, name: str) -> dict[str, Any]:
-    """Return the fields of a special token, such as "mask_token", as a tokenizer's files say them: "content" among them, or none."""
-    for file in (TOKENIZER_SETTINGS, TOKEN_NAMES[0]):
-        value = settings_of(home, file).get(name)
-        found = value if isinstance(value, dict) else {"content": value}
-        if isinstance(found.get("content"), str):
-            return found
-    return {}
+def _named(home: Path) -> dict[str, dict[str, Any]]:
+    """Return the fields, "content" among them, of the special tokens that a tokenizer's files name, by "mask_token" and the like."""
+    found: dict[str, dict[str, Any]] = {}
+    for stored in (settings_of(home, file) for file in (TOKENIZER_SETTINGS, TOKEN_NAMES[0])):
+        for name in ROLES if isinstance(stored, dict) else ():
+            fields = value if isinstance(value := stored.get(name), dict) else {"content": value}
+            if isinstance(fields.get("content"), str):
+                found.setdefault(name, fields)
+    return found
 
 
 @contextlib.contextmanager
@@ -178,8 +181,7 @@ def _with_added(tokenizer: Tokenizer, directory: Path) -> Tokenizer:
 
 def _only_named(directory: Path, tokenizer: Tokenizer) -> Iterator[Mapping[str, Any]]:
     """Yield the fields of special tokens that a tokenizer's files name: the usual ones where it knows them, and all others."""
-    usual = (_named(directory, name) for name in (*_USUAL, "sep_token", "bos_token"))
-    yield from (named for named in usual if named and tokenizer.token_to_id(named["content"]) is not None)
+    yield from (named for named in _named(directory).values() if tokenizer.token_to_id(named["content"]) is not None)
     for file in (TOKENIZER_SETTINGS, TOKEN_NAMES[0]):
         for name in ("additional_special_tokens", "extra_special_tokens"):
             named = settings_of(directory, file).get(name)
@@ -251,10 +253,10 @@ def _whole(directory: Path) -> Tokenizer:
 def _word_piece(directory: Path) -> Tokenizer:
     """BERT's WordPiece from `vocab.txt`."""
     settings = settings_of(directory)
-    usual = ("unk_token", "sep_token", "cls_token", "pad_token", "mask_token")
+    named = {name: fields["content"] for name, fields in _named(directory).items() if name in ROLES[2:]}
     return BertWordPieceTokenizer(
         str(directory / "vocab.txt"),
-        **{name: named["content"] for name in usual if (named := _named(directory, name))},
+        **named,
         lowercase=settings.get("do_lower_case", True),
         strip_accents=settings.get("strip_accents"),
         handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
@@ -266,9 +268,8 @@ def _byte_level(directory: Path) -> Tokenizer:
     spaced = bool(settings_of(directory).get("add_prefix_space", False))
     files = (str(directory / name) for name in ("vocab.json", "merges.txt"))
     tokenizer = ByteLevelBPETokenizer(*files, add_prefix_space=spaced)._tokenizer
-    names = ("bos", "eos", "cls", "sep", "pad", "unk", "mask")
-    usual = dict(zip((f"{name}_token" for name in names), ("<s>", "</s>", "<s>", "</s>", "<pad>", "<unk>", "<mask>")))
-    special = {name: str(_named(directory, name).get("content", token)) for name, token in usual.items()}
+    special = dict(zip(ROLES, ("<s>", "</s>", "<s>", "</s>", "<pad>", "<unk>", "<mask>")))
+    special |= {name: fields["content"] for name, fields in _named(directory).items()}
     said = _described(directory)
     known = [token for token in special.values() if tokenizer.token_to_id(token) is not None]
     tokenizer.add_special_tokens([AddedToken(token, special=True, **said.get(token, {})) for token in known])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..artifacts.directory import OutputDirectory, writing
 from ..errors import InputError, needs_extras
-from ..io import read_json, share
+from ..io import json_text, read_json, share
 from ..options import COUNT, PathLike, ReadOptions, about, option, options_of, takes
 from .progress import Steps
 
@@ -197,4 +196,4 @@ def _name_tokenizer(checkpoint: Checkpoint, work: Path) -> None:
     fields.setdefault("model_input_names", list(checkpoint.student.input_names))
     pad = checkpoint.tokenizer.id_to_token(checkpoint.student.pad_id)
     fields.setdefault("pad_token", pad)
-    path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json_text(fields), encoding="utf-8")

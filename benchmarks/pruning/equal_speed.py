@@ -28,7 +28,7 @@ from benchmarks.harness import records
 from benchmarks.harness.records import read_lines
 from benchmarks.pruning.equal_data import FULL, HEAD, answered
 from benchmarks.pruning.equal_runs import EXPORTED, TRAINED, Place, Run
-from benchmarks.pruning.equal_time import BATCHES, FP32, INT8, OFTEN, TEXTS, workload
+from benchmarks.pruning.equal_time import BATCHES, FP32, INT8, LIMITS, TEXTS, workload
 from benchmarks.pruning.train import classes
 
 TARGETS = {FP32: "onnxruntime-cpu-fp32-plugin", INT8: "onnxruntime-cpu-int8-linear-plugin"}
@@ -68,8 +68,8 @@ def timed(out: Path, run: Run, place: Place, dense: Contender) -> dict[str, dict
     with Processes([dense, *made]) as processes:
         for batch in (batch for batch in BATCHES if (run.dataset, batch) in TEXTS):
             rounds = workload(run.dataset, batch, place.splits, out / "tokenizer.json", names)
-            limits = OFTEN if batch == 1 else None
-            times = measure(rounds, [DENSE, *TARGETS.values()], processes.time_ms, SECONDS, limits=limits)
+            who, limits = [DENSE, *TARGETS.values()], LIMITS.get(batch)
+            times = measure(rounds, who, processes.time_ms, SECONDS, limits=limits)
             cycles = {name: by_cycle(ms, len(rounds.batches)) for name, ms in times.items()}
             for precision, target in TARGETS.items():
                 faster, margin = speedup(cycles[DENSE], cycles[target])

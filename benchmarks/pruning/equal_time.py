@@ -51,8 +51,9 @@ FP32, INT8 = PRECISIONS = ("fp32", "int8")
 BATCHES = (32, 1)
 TEXTS = {("sst2", 32): 128, ("sst2", 1): 24, ("20news", 32): 32, ("20news", 1): 12, (TAGGED, 32): 128}
 """Texts of a cycle, by data set and batch."""
-OFTEN = Limits(cycles=25)
-"""Each single text is timed so often. In 60 rounds it comes twice or so, and speeds hang on which texts a part of the run had."""
+LIMITS = {1: Limits(cycles=25)}
+"""By the size of batches: each single text is timed so often. In 60 rounds it comes twice or so, and speeds hang on which texts a part of
+the run had."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,7 @@ def timed(timing: Timing, splits: Path, base: Path, seconds: float) -> dict[str,
                 forced = settings((SITE[timing.dataset],), round(PERMILLE * retention))
                 return processes.time_ms(made[depth, True].name, {**batch, **forced})
 
-            limits = OFTEN if timing.batch == 1 else None
-            times = measure(rounds, [*dense, *cuts], time_ms, seconds, limits=limits)
+            times = measure(rounds, [*dense, *cuts], time_ms, seconds, limits=LIMITS.get(timing.batch))
     cycles = {name: by_cycle(ms, len(rounds.batches)) for name, ms in times.items()}
     first = cycles[made[FULL, False].name]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,6 +36,7 @@ from ...environment import versions
 from ...errors import InputError, MissingDependencyError, VerificationError, quoted
 from ...imports import sentence_transformers
 from ...inference.chat import read_chat
+from ...io import json_text
 from ...model.checkpoint import read_config
 from ...model.decoder import Decoder, check_images, generates, load_decoder
 from ...model.image_pruners import DIVPRUNE, read_method
@@ -188,7 +188,7 @@ def write_companions(decoder: Decoder, work: Path) -> None:
     block["vocab_size"] = decoder.backbone.config.vocab_size
     plain = {name: value for name, value in decoder.raw_config.items() if name != "pruning"}
     fields = {**plain, "adtp": {"head": HEAD_TEXT, **block}}
-    (work / "config.json").write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (work / "config.json").write_text(json_text(fields), encoding="utf-8")
 
 
 def _targets(

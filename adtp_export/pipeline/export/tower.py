@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from ...environment import versions
 from ...errors import InputError, VerificationError
 from ...graph import program
 from ...graph.decoder import export_tower
+from ...io import json_text
 from ...model.checkpoint import read_config
 from ...model.image_pruners import DIVPRUNE
 from ...model.tower import Tower, is_tower, load_tower
@@ -118,7 +118,7 @@ def _write_companions(tower: Tower, work: Path) -> None:
     block = {"image_size": tower.config.image_size, "vector_size": tower.size, "kept_tokens": tower.kept_tokens}
     plain = {name: value for name, value in tower.raw_config.items() if name != "pruning"}
     fields = {**plain, "adtp": {"head": HEAD_IMAGES, **block}}
-    (work / "config.json").write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (work / "config.json").write_text(json_text(fields), encoding="utf-8")
 
 
 def _target(tower: Tower, work: Path, precision: str, options: ExportOptions, steps: Steps) -> tuple[str, Target]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ...artifacts.directory import alone_in, remove, writing
 from ...contract import HEAD_EMBEDDING
 from ...environment import processor, versions
-from ...errors import InputError, flag_name, needs_extras, printable_json
-from ...io import telling_full_disk
+from ...errors import InputError, flag_name, needs_extras
+from ...io import json_text, telling_full_disk
 from ...options import PathLike, takes
 from ...training.method_table import ANSWERS, ATTRIBUTION
 from ...training.settings import FULL_PRECISION, TrainOptions, convert, read_settings
@@ -336,4 +335,4 @@ def _write(out: Path, task: Task, model: Method, record: dict[str, Any]) -> None
         for file in read_with:
             shutil.copyfile(file, out / file.name)
         (out / TEACHER / HASHES).unlink(missing_ok=True)
-        finish(out, printable_json(json.dumps(record, indent=2, ensure_ascii=False)) + "\n")
+        finish(out, json_text(record))

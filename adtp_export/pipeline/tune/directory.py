@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from ...artifacts.checks import contents
 from ...artifacts.directory import OutputDirectory, alone_in, foreign, writing
-from ...errors import InputError, printable_json
-from ...io import flush, flush_alone, read_json, written_whole
+from ...errors import InputError
+from ...io import flush, flush_alone, json_text, read_json, written_whole
 from ..train.directory import MODEL_FILES, PARTIAL, TOKENIZER_FILES
 from .options import GOAL, TuneOptions
 
@@ -120,7 +120,7 @@ def stored(path: Path, build: Callable[[Any], BuiltT]) -> BuiltT:
 def write(path: Path, document: Any) -> None:
     """Write JSON whole or not at all."""
     with written_whole(path) as partial:
-        partial.write_text(printable_json(json.dumps(document, indent=2, ensure_ascii=False)) + "\n", encoding="utf-8")
+        partial.write_text(json_text(document), encoding="utf-8")
     flush_alone(path.parent)
 
 
