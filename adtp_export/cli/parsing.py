@@ -34,8 +34,12 @@ def parser_of(*options: type, prog: str, description: str, epilog: str | None = 
             groups[known.group] = parser.add_argument_group(known.group)
         _add(groups[known.group], known)
     parser.add_argument("--json", action="store_true", default=False, help=f"print {json} on stdout")
-    parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
+    add_version(parser)
     return parser
+
+
+def add_version(parser: Parser) -> None:
+    parser.add_argument("--version", action="version", version=f"{parser.prog} {__version__}")
 
 
 def _add(group: argparse._ArgumentGroup | Parser, known: Option) -> None:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..contract import __version__
 from ..errors import InputError, MissingDependencyError
 from .console import Console, print_json, print_path, run_command
-from .parsing import Parser
+from .parsing import Parser, add_version
 
 
 def make_parser() -> Parser:
     parser = Parser(
         prog="adtp-plugin",
-        description="Build the libraries of the ragged-attention plugin: for C++ applications that load TensorRT engines, and for ONNX "
-        "Runtime on CPUs.",
+        description="Build the libraries of the ragged-attention plugin: for C++ applications that load TensorRT engines, for ONNX "
+        "Runtime on CPUs, and for whole encoders on NVIDIA GPUs.",
     )
-    parser.add_argument("--version", action="version", version=f"adtp-plugin {__version__}")
+    add_version(parser)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     build = commands.add_parser(
         "build",
-        help="compile libadtp_plugins.so, or libadtp_cpu.so",
+        help="compile libadtp_plugins.so, libadtp_cpu.so or libadtp_cuda.so",
         description="Compile libadtp_plugins.so with CMake and a C++17 compiler. It needs the TensorRT headers, from "
         "TENSORRT_ROOT or the system's paths. It needs neither CUDA nor TensorRT itself. After that, adtp-export --trt "
         "puts the library into OUT/plugins.",

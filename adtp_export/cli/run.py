@@ -28,7 +28,7 @@ from ..explain.records import Explanation
 from ..report.explained import HEAD, in_words, rows
 from . import run_images, run_prompts, run_ray
 from .console import check_place, counting_rows, print_json, rich_console, run_command, write_npy
-from .parsing import Parser, is_given
+from .parsing import Parser, add_version, is_given
 from .run_texts import TextsParser, add_texts, head_of, place, read, settle
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def make_parser() -> Parser:
         action="store_true",
         help="do not compare the SHA-256 of each file in OUT with the manifest before it is opened",
     )
+    add_version(parser)
     return parser
 
 

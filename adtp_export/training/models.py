@@ -31,6 +31,7 @@ from ..model.heads.embedding import PrunedEncoderForEmbedding
 from ..model.heads.sequence import AdtpBertForSequenceClassification
 from ..model.structured import INTERMEDIATE_SIZES, PRUNED_HEADS, pruned_heads
 from ..model.tokenizer_settings import follow_inputs
+from ..model.weights import PICKLE, PICKLE_INDEX, first_file
 from .data import Labels
 from .methods import for_method
 from .objectives import Objective
@@ -64,7 +65,7 @@ def load_config(source: str) -> PretrainedConfig:
     """Load the configuration of an encoder; of a checkpoint of ours that gives vectors, the one inside.
 
     Raises:
-        InputError: it cannot be loaded, or is of no known backbone.
+        InputError: it cannot be loaded, is of no known backbone, or has pickled weights alone.
     """
     try:
         config = AutoConfig.from_pretrained(source)
@@ -83,6 +84,12 @@ def load_config(source: str) -> PretrainedConfig:
         registry.backbone(config.model_type).check(config)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
+    weights = first_file(Path(source))
+    if weights is not None and weights.name in (PICKLE, PICKLE_INDEX):
+        raise InputError(
+            f"{source} has pickled weights only ({weights.name}), and unpickling can run code. If you trust the file, write it as "
+            "safetensors with transformers: model.save_pretrained, after from_pretrained with use_safetensors=False"
+        )
     return config
 
 

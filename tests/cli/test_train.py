@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -239,13 +240,19 @@ def test_a_loss_that_is_no_number_stops_and_names_the_step(base, reviews, tmp_pa
         (("--train", "{reviews}/train.tsv", "--data", "glue/sst2"), "give either --data NAME or --train FILE"),
         (("--train", "{reviews}/train.tsv", "--test", "{reviews}/empty.tsv"), "empty.tsv: holds no text"),
         (("--train", "{reviews}/train.tsv", "--base", "{reviews}"), "the model cannot be loaded"),
+        (("--train", "{reviews}/train.tsv", "--base", "{pickled}"), "pickled weights only (pytorch_model.bin)"),
         ((), "give either --data NAME or --train FILE"),
     ],
 )
 def test_errors_are_one_message_and_leave_nothing(base, headless, reviews, trained, tmp_path, arguments, message):
     (reviews / "other.tsv").write_text((reviews / "train.tsv").read_text().replace("\tpositive", "\tgood"))
     (reviews / "empty.tsv").write_text("text\tlabel\n")
-    given = [str(a).format(reviews=reviews, trained=trained[0], headless=headless) for a in arguments]
+    (pickled := tmp_path / "pickled").mkdir()
+    for file in base.iterdir():
+        shutil.copy(file, pickled)
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    places = {"reviews": reviews, "trained": trained[0], "headless": headless, "pickled": pickled}
+    given = [str(a).format(**places) for a in arguments]
     models = () if {"--teacher", "--base"} & set(given) else ("--base", base)
     result = run_cli("adtp-train", *given, *models, "--out", tmp_path / "out")
     assert result.returncode == 2, result.stderr

@@ -37,7 +37,7 @@ class BenchOptions(Options):
     peers: str | Sequence[str] = option((),
         "also time 12-layer dense BERT in other runtimes, length-sorted batches, and LTP: some of optimum, openvino, "
         "openvino-bf16, ctranslate2, ctranslate2-int8, llamacpp-f32, llamacpp-bf16, llamacpp-q8_0, torch, sorted and ltp, or all that are "
-        "installed (all)",
+        "installed (all); openvino and ctranslate2 include their lower precisions",
         "contenders", metavar="LIST")
     precompute_embedding_projections: bool = option(False,
         "also time the file of adtp-export --precompute-embedding-projections, in which tables replace the projections of the first "
