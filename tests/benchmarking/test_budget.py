@@ -14,6 +14,7 @@ from adtp_export.benchmarking.workloads import Workload
 from adtp_export.cli.bench import left_out_lines
 from adtp_export.errors import InputError
 from adtp_export.pipeline.bench import targets
+from adtp_export.pipeline.bench.bench import _rank
 from adtp_export.pipeline.bench.options import BenchOptions
 from adtp_export.pipeline.bench.rounds import in_time
 from adtp_export.pipeline.progress import Steps
@@ -55,6 +56,20 @@ def test_a_run_ends_within_its_budget(monkeypatch, seconds, margin):
     found, _ = run(machine, [GRID, MIXED], budget=seconds, margin=margin)
     assert 0.3 * seconds < machine.now <= seconds or machine.now < 300
     assert found["8x128"].keys() >= {"student", "packed-dense-6"}
+
+
+def test_what_users_run_comes_before_peers(tmp_path):
+    names = [
+        "openvino-dense-12",
+        "padded-dense-12",
+        "plugin-packed-dense-6",
+        "packed-dense-6",
+        "student-plugin",
+        "student",
+    ]
+    everyone = [Contender(name=name, path=tmp_path, layers=6, padded=False) for name in names]
+    ranked = sorted(everyone, key=lambda one: _rank(one, 6))
+    assert [one.name for one in ranked[:4]] == ["student", "student-plugin", "packed-dense-6", "padded-dense-12"]
 
 
 def test_without_a_limit_everything_is_run_in_full(monkeypatch):

@@ -302,15 +302,14 @@ def _time(
 
 
 def _rank(contender: Contender, layers: int) -> int:
-    """Return where a contender stands among those that there may be no time for, the most informative first: the student, dense BERT
-    of its depth, packed; padded dense BERT of 12 layers, as users have it; other dense forms and peers; batches in parts."""
+    """Return where a contender stands among those that there may be no time for, the most informative first: the student, in the graph
+    and with the operators; dense BERT of its depth, packed; padded dense BERT of 12 layers, as users have it; others; batches in parts."""
     from ...benchmarking.contenders import FULL_DEPTH
     from ...benchmarking.processes import STUDENT
 
-    order = [STUDENT, f"packed-dense-{layers}", f"padded-dense-{FULL_DEPTH}", f"padded-dense-{layers}"]
-    if contender.name in order:
-        return order.index(contender.name)
-    return len(order) + bool(contender.process)
+    dense = f"packed-dense-{layers}", f"padded-dense-{FULL_DEPTH}", f"padded-dense-{layers}"
+    order = [STUDENT, f"{STUDENT}-plugin", *dense]
+    return order.index(contender.name) if contender.name in order else len(order) + bool(contender.process)
 
 
 def _baselines(subject: _Subject, contenders: Sequence[Contender]) -> list[str]:
