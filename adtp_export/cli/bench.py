@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import printable
 from ..pipeline.bench.options import BenchOptions
 from ..pipeline.progress import Steps
-from .console import Console, has_rich, print_json, rich_console, run_command
+from .console import Console, has_rich, make_table, print_json, rich_console, run_command
 from .parsing import Parser, parser_of, read
 
 COLUMNS = (
@@ -70,14 +70,12 @@ def show_targets(document: Mapping[str, Any]) -> None:
 def show(document: Mapping[str, Any]) -> None:
     """Print tables of what `bench` found."""
     from rich.markup import escape
-    from rich.table import Table
 
     screen, results, device = rich_console(), document["results"], document["device"]
     students = {(row["workload"], row["contender"]): row for row in results if row["contender"].startswith("student")}
     same = nearest_baseline(list(next(iter(students.values()))["vs"]))
-    table = Table(title=escape(printable(f"{document['subject']}: retention {document['retention']}")))
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("workload", "contender") else "right")
+    title = escape(printable(f"{document['subject']}: retention {document['retention']}"))
+    table = make_table(*COLUMNS, right={*COLUMNS} - {"workload", "contender"}, title=title)
     previous = None
     for row in results:
         if previous not in (None, row["workload"]):
@@ -137,13 +135,12 @@ def _lead(student: Mapping[str, Any] | None, contender: str) -> str:
 
 
 def _show_profiles(profiles: Sequence[Mapping[str, Any]], peaks: Mapping[str, Any]) -> None:
-    from rich.table import Table
-
     from ..benchmarking.profile import PRODUCTS
 
-    table = Table(title="Where the student's time goes, on the first batch of each workload")
-    for column in ("workload", "accounted", "matrix products", "other operators, largest first", "weights alone, ms"):
-        table.add_column(column, justify="left" if column.startswith(("work", "other")) else "right")
+    title = "Where the student's time goes, on the first batch of each workload"
+    accounted, products, weights = right = "accounted", "matrix products", "weights alone, ms"
+    columns = "workload", accounted, products, "other operators, largest first", weights
+    table = make_table(*columns, right=right, title=title)
     for profile in profiles:
         others = [f"{op} {share:.1%}" for op, share in profile["shares"].items() if op not in PRODUCTS]
         shares = f"{profile['accounted']:.1%}", f"{profile['product_share']:.1%}"

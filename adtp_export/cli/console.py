@@ -14,9 +14,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ..errors import AdtpError, InputError, needs_extras, printable, printable_json
 from ..io import written_whole
@@ -25,9 +25,10 @@ from ..pipeline.progress import Progress, Steps
 if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console as RichConsole
+    from rich.table import Table
 
 BUG, NO_SCRATCH = 70, "No usable temporary directory"
-WIDTH = 160
+WIDTH, LEAST_WIDTH = 160, 60
 GARBAGE = (100_000, 20, 100)
 """Thresholds of the collector: the frameworks' millions of objects live to the end, and scanning them costs a second."""
 TIMES_OTHERS = "adtp-bench"
@@ -68,11 +69,25 @@ class Console(Steps):
 
 
 def rich_console(stderr: bool = False) -> RichConsole:
-    """Return a console as wide as the terminal, or wide enough for tables where there is none."""
+    """Return a console as wide as the terminal, or wide enough for tables where there is none, or hardly one."""
     from rich.console import Console as RichConsole
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return RichConsole(stderr=stderr, highlight=False, width=None if terminal else WIDTH)
+    console = RichConsole(stderr=stderr, highlight=False, width=None if terminal else WIDTH)
+    console.width = max(console.width, LEAST_WIDTH)
+    return console
+
+
+def make_table(*columns: str, right: Collection[str] = (), title: str | None = None) -> Table:
+    """Return a table without rows, whose cells are folded where a terminal is narrow, and never cut.
+
+    Args:
+        right: the columns whose cells stand at the right.
+    """
+    from rich.table import Column, Table
+
+    sides: dict[bool, Literal["left", "right"]] = {False: "left", True: "right"}
+    return Table(*(Column(name, justify=sides[name in right], overflow="fold") for name in columns), title=title)
 
 
 def has_rich() -> bool:

@@ -10,7 +10,7 @@ from ..artifacts.records import Manifest
 from ..pipeline.export.options import ExportOptions, default_out
 from ..report.names import statuses
 from ..report.targets import ALLOWED, SIZE, groups
-from .console import Console, print_json, print_path, run_command
+from .console import Console, make_table, print_json, print_path, run_command
 from .parsing import Parser, parser_of, read
 
 
@@ -44,12 +44,10 @@ def command(as_json: bool, options: Mapping[str, Any]) -> int:
 
 
 def _summarize(manifest: Manifest, out: Path, console: Console) -> None:
-    from rich.table import Table
-
     divided = groups(manifest)
     for group in divided:
         rows = [{t: cell for t, cell in row.items() if t not in (ALLOWED, SIZE)} for row in group.columns(manifest)]
-        table = Table(*rows[0], title=group.told if len(divided) > 1 else None)
+        table = make_table(*rows[0], title=group.told if len(divided) > 1 else None)
         for row in rows:
             table.add_row(*row.values())
         console.print(table)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..pipeline.convert import ImportOptions, import_checkpoint
-from .console import Console, print_json, print_path, run_command
+from .console import Console, make_table, print_json, print_path, run_command
 from .parsing import Parser, parser_of, read
 
 if TYPE_CHECKING:
@@ -54,12 +54,10 @@ def _summarize(record: dict[str, Any], console: Console) -> None:
 
 def _table(record: Mapping[str, Any]) -> Table:
     """Show how much each layer changes image states, and where stages stand."""
-    from rich.table import Table
-
     measured = record["calibration"]
     depths = {drop["layer"]: drop["depth"] for drop in measured["drops"]}
     stages = [stage["layer"] for stage in record["pruning"]["stages"]]
-    table = Table("layer", "cosine", "drop", "stage")
+    table = make_table("layer", "cosine", "drop", "stage")
     for layer, cosine in enumerate(measured["cosines"]):
         depth, stands = depths.get(layer + 1), layer + 1 in stages
         told = f"{depth:.4f}" if depth else ""

@@ -27,7 +27,7 @@ from ..errors import InputError, flag_name, printable
 from ..explain.records import Explanation
 from ..report.explained import HEAD, in_words, rows
 from . import run_images, run_prompts, run_ray
-from .console import check_place, counting_rows, print_json, rich_console, run_command, write_npy
+from .console import check_place, counting_rows, make_table, print_json, rich_console, run_command, write_npy
 from .parsing import Parser, add_version, is_given
 from .run_texts import TextsParser, add_texts, head_of, place, read, settle
 
@@ -354,13 +354,12 @@ def _as_json(told: _Told, sites: Sequence[str]) -> dict[str, Any]:
 
 def _print_table(answer: Mapping[str, Any], told: _Told, sites: Sequence[str]) -> None:
     """Print an answer, and a row for each token: what rests on it, and what became of it."""
-    from rich.table import Table
     from rich.text import Text as Cell
 
     for name, value in answer.items():
         if name not in LISTS:
             print(printable(f"{name}: {value}"))
-    table = Table(*HEAD)
+    table = make_table(*HEAD)
     for row in rows(*told, sites):
         table.add_row(*(Cell(printable(cell)) for cell in row))
     rich_console().print(table)

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import InputError, check_int, flag_name, printable, quoted
 from ..explain.records import PromptExplained
 from ..report.explained import FLOW_HEAD, largest, shown
-from .console import check_place, print_json, rich_console, watched, writing_place
+from .console import check_place, make_table, print_json, rich_console, watched, writing_place
 from .parsing import Parser, is_given
 
 TAKEN = (
@@ -266,7 +266,6 @@ def _print_explained(options: argparse.Namespace, text: str, answer: str, explai
         flow |= {"merge_layers": explained.merge_layers}
         print_json({"text": text, "generated": answer, "explanation": {**flow, "flow": explained.flow}}, indent=None)
         return
-    from rich.table import Table
     from rich.text import Text as Cell
 
     for name, value in (
@@ -275,7 +274,7 @@ def _print_explained(options: argparse.Namespace, text: str, answer: str, explai
         ("explained", shown(explained.token) or "the end of the text"),
     ):
         print(printable(f"{name}: {value}"))
-    table = Table(*FLOW_HEAD)
+    table = make_table(*FLOW_HEAD)
     for row in largest(explained):
         table.add_row(*(Cell(printable(cell)) for cell in row))
     rich_console().print(table)

@@ -10,7 +10,7 @@ from ..errors import needs_extras
 from ..pipeline.train.options import RunOptions
 from ..pipeline.train.train import train
 from ..training.settings import TrainOptions
-from .console import Console, print_json, rich_console, run_command
+from .console import Console, make_table, print_json, rich_console, run_command
 from .parsing import Parser, parser_of, read
 
 
@@ -48,11 +48,9 @@ def command(as_json: bool, options: Mapping[str, Any]) -> int:
 
 
 def _summarize(record: dict[str, Any], out: Path, console: Console) -> None:
-    from rich.table import Table
-
     student, teacher = record["student"], record["teacher"]
     rows = f"{record['rows']['test']} {_judged_on(record)} rows"
-    table = Table("", "teacher", "student", title=f"{rows}, {student['tokens']:.1f} tokens on average")
+    table = make_table("", "teacher", "student", title=f"{rows}, {student['tokens']:.1f} tokens on average")
     for name, value in teacher.items():
         table.add_row(name, f"{value:.4f}", _told(student.get(name), 4))
     for site, kept in student["retention"].items():

@@ -10,7 +10,7 @@ from ..errors import needs_extras, printable
 from ..pipeline.tune.options import TuneOptions
 from ..pipeline.tune.tune import tune
 from ..report.tuned import COLUMNS, cells
-from .console import Console, print_json, rich_console, run_command
+from .console import Console, make_table, print_json, rich_console, run_command
 from .parsing import Parser, parser_of, read
 
 NOTHING_FOUND = 1
@@ -48,12 +48,10 @@ def command(as_json: bool, options: Mapping[str, Any]) -> int:
 
 def _show_plan(record: Mapping[str, Any]) -> None:
     from rich.markup import escape
-    from rich.table import Table
 
     plan = record["plan"]
-    table = Table(title=f"What would be tried, on {escape(printable(record['workload']))}")
-    for column in ("speedup", "students"):
-        table.add_column(column)
+    title = f"What would be tried, on {escape(printable(record['workload']))}"
+    table = make_table("speedup", "students", title=title)
     for precision, speedup in record["dense"].items():
         table.add_row(f"{speedup:.2f}x", f"the model itself in {precision}")
     for level in plan["levels"]:
@@ -73,13 +71,9 @@ def _show_plan(record: Mapping[str, Any]) -> None:
 
 def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(
-        title=f"{record['rows']['test']} rows to confirm on; speedups on {escape(printable(record['workload']))}"
-    )
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column == COLUMNS[0] else "right")
+    title = f"{record['rows']['test']} rows to confirm on; speedups on {escape(printable(record['workload']))}"
+    table = make_table(*COLUMNS, right=COLUMNS[1:], title=title)
     for each in record["candidates"]:
         table.add_row(*cells(each))
     if record["candidates"]:

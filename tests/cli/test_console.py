@@ -12,7 +12,7 @@ import pytest
 from testbed import run_cli
 
 from adtp_export.artifacts.records import Manifest, Note
-from adtp_export.cli.console import counting_rows, print_json
+from adtp_export.cli.console import counting_rows, make_table, print_json, rich_console
 from adtp_export.cli.parsing import Parser
 from adtp_export.errors import MAX_SHOWN, printable, quoted
 from adtp_export.report import markdown
@@ -165,6 +165,27 @@ def test_rows_are_counted_on_a_terminal(monkeypatch):
             print("an answer")
         assert ("1,500 rows" in sys.stderr.getvalue()) == ("rows/s" in sys.stderr.getvalue()) == expected
         assert sys.stdout.getvalue() == "an answer\n"
+
+
+@pytest.mark.parametrize("columns", ["20", "60", "80", "200"])
+def test_tables_are_whole_however_narrow_a_terminal_is(monkeypatch, columns):
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", columns)
+    cells = [
+        "onnxruntime-cpu-int8-linear-plugin",
+        "verified",
+        "1.4e-06",
+        "100.00%",
+        "36 of 36",
+        "model.linear.int8.onnx",
+    ]
+    table = make_table("target", "status", "max logit diff", "predictions", "rows compared", "file", right=["file"])
+    table.add_row(*cells)
+    rich_console().print(table)
+    lines = [line.strip("│").split("│") for line in sys.stdout.getvalue().splitlines() if line.startswith("│")]
+    assert ["".join(cell.replace(" ", "") for cell in column) for column in zip(*lines)] == [
+        cell.replace(" ", "") for cell in cells
+    ]
 
 
 def test_rows_are_counted_without_rich_by_nobody(monkeypatch):
