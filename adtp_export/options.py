@@ -155,6 +155,8 @@ def _check_value(known: Option, value: Any) -> None:
     elif known.choices and value not in known.choices:
         hint = did_you_mean(str(value), known.choices)
         raise InputError(f"{known.flag}: got {quoted(value)}; accepted are {', '.join(known.choices)}{hint}")
+    elif known.kind is bool and not isinstance(value, bool):
+        raise InputError(f"{known.flag}: got {quoted(value)}; accepted are True and False")
     elif known.within is not None:
         accepted = (int,) if known.kind is int else (int, float)
         number = isinstance(value, accepted) and not isinstance(value, bool)

@@ -97,6 +97,7 @@ def test_the_function_shows_the_fields():
         ({"share": "half"}, "--share: got 'half'; accepted is from 0 to 1"),
         ({"share": float("nan")}, "--share: got nan; accepted is from 0 to 1"),
         ({"crust": "thik"}, "--crust: got 'thik'; accepted are thin, thick; did you mean 'thick'?"),
+        ({"salted": "no"}, "--salted: got 'no'; accepted are True and False"),
         ({"salted": True, "crust": "thin"}, "--salted goes with a thick crust"),
         ({"loafs": 3}, "bake: got the unknown option 'loafs'; did you mean 'loaves'?; accepted are dough, oven"),
     ],

@@ -85,7 +85,7 @@ class Sides:
         if side.expand_to > max_tokens:
             raise InputError(
                 f"texts: the model fills a {name} up to {side.expand_to} tokens, and this target reads at most {max_tokens}; take another "
-                "target, or export again with a larger --max-seq"
+                f"target, or export again with --seq 1:{side.expand_to}:{side.expand_to}"
             )
         rows = encode(tokenizer, texts, side.longest(max_tokens) - (side.marker is not None))
         return [self._completed(row, side) for row in rows]

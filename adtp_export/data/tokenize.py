@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -139,6 +140,15 @@ def taken(encoding: Encoding, stay: list[int] | None) -> TokenizedText:
     if stay is None:
         return TokenizedText(ids, types, truncated=False)
     return TokenizedText([ids[i] for i in stay], [types[i] for i in stay], truncated=True)
+
+
+def unknown_id(tokenizer: Tokenizer) -> int | None:
+    """Return the id of the token that stands for what the vocabulary lacks; None where there is none."""
+    named = getattr(tokenizer.model, "unk_token", None)
+    if named is not None:
+        return tokenizer.token_to_id(named)  # type: ignore[no-any-return]
+    unknown: int | None = json.loads(tokenizer.to_str())["model"].get("unk_id")  # a Unigram's, which no attribute has
+    return unknown
 
 
 def strings(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:

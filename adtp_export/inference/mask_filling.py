@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 from ..contract import DEFAULT_BATCH, HEAD_MASKED
+from ..data.tokenize import unknown_id
 from ..errors import check_int
 from .answers import masked
 from .asked import Asked, as_strings
@@ -14,6 +16,10 @@ from .predictions import MaskPrediction
 
 class MaskFilling(Asked):
     """What a `Predictor` has for models with the head "masked"."""
+
+    @functools.cached_property
+    def _unknown(self) -> int | None:
+        return unknown_id(self.tokenizer)
 
     def fill_mask(
         self,
@@ -44,5 +50,6 @@ class MaskFilling(Asked):
         check_int("top_k", top_k, 1)
         listed, number = as_strings(texts, "texts"), self._config.adtp.mask_token_id
         assert number is not None  # such an export says it
-        ids = None if targets is None else masked.target_ids(as_strings(targets, "targets"), self.tokenizer)
+        words = None if targets is None else as_strings(targets, "targets")
+        ids = None if words is None else masked.target_ids(words, self.tokenizer, self._unknown)
         return BatchRunner(self, batch_size, False).fill(listed, number, top_k, ids)

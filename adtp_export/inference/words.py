@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from tokenizers import Tokenizer
 
-from ..data.tokenize import strings
+from ..data.tokenize import strings, unknown_id
 from ..data.windows import TextWithOffsets
 from .answers import tokens
 
@@ -22,9 +20,7 @@ class Words:
         model = tokenizer.model
         self._tokenizer = tokenizer
         self._marked = bool(getattr(model, "continuing_subword_prefix", None))
-        fields = json.loads(tokenizer.to_str())["model"]
-        unknown = fields.get("unk_token")
-        self._unknown = fields.get("unk_id") if unknown is None else tokenizer.token_to_id(unknown)
+        self._unknown = unknown_id(tokenizer)
 
     def tokens(self, placed: TextWithOffsets, text: str) -> list[tokens.Token]:
         """Return the tokens of a text that are not special."""

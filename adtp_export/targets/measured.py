@@ -17,6 +17,7 @@ from ..artifacts.records import Manifest, convert
 from ..environment import fingerprint, machine
 from ..errors import InputError, ellipsize
 from ..runtimes.cuda import local_gpu_name
+from .sizes import sizes_of
 from .specs import RUNTIMES, TargetSpec
 
 NAME = "measured.json"
@@ -137,7 +138,8 @@ def typical(p50_ms: Mapping[str, float]) -> float:
 
 
 def _now(name: str, manifest: Manifest) -> tuple[str, dict[str, str]]:
-    """Return the version of a target's runtime and the hashes of its files."""
-    file = manifest.targets[name].file
-    runtime = RUNTIMES[TargetSpec.parse(name).runtime].installed() or ""
-    return runtime, {part: manifest.files[part]["sha256"] for part in (file, f"{file}.data") if part in manifest.files}
+    """Return the version of a target's runtime and the hashes of the files that are opened for it, which are those of all its sizes."""
+    spec = TargetSpec.parse(name)
+    opened = [manifest.targets[str(size)].file for size in sizes_of(manifest.targets, spec)]
+    files = [part for file in opened for part in (file, f"{file}.data") if part in manifest.files]
+    return RUNTIMES[spec.runtime].installed() or "", {part: manifest.files[part]["sha256"] for part in files}

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ..data.readers import Text
-from ..data.tokenize import Batch, TokenizedText, pad, strings
+from ..data.tokenize import Batch, TokenizedText, pad, unknown_id
 
 Item = TypeVar("Item")
 
@@ -118,18 +118,17 @@ LANGUAGES: Mapping[str, tuple[str, str]] = {
 
 def in_languages(tokenizer: Tokenizer, pairs: bool) -> dict[str, Text]:
     """Return the sentences, or questions with their sentences, of those languages whose words or letters a tokenizer knows."""
+    unknown = unknown_id(tokenizer)
     return {
         language: (question, sentence) if pairs else sentence
         for language, (question, sentence) in LANGUAGES.items()
-        if _known(tokenizer, sentence)
+        if _known(tokenizer.encode(sentence, add_special_tokens=False).ids, unknown)
     }
 
 
-def _known(tokenizer: Tokenizer, text: str) -> bool:
+def _known(ids: list[int], unknown: int | None) -> bool:
     """Say whether at most one token in eight of a text stands for what the vocabulary lacks."""
-    unknown = getattr(tokenizer.model, "unk_token", None) or "<unk>"  # Unigram does not say
-    tokens = strings(tokenizer, tokenizer.encode(text, add_special_tokens=False).ids)
-    return 8 * tokens.count(unknown) <= len(tokens)
+    return unknown is None or 8 * ids.count(unknown) <= len(ids)
 
 
 HARD: tuple[str, ...] = (

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from plain_models import edit_json, write_plain
+from tokenizers import Tokenizer, models
 
 import adtp_export
 from adtp_export.cli.run import command, make_parser
+from adtp_export.data.tokenize import unknown_id
 from adtp_export.errors import InputError
 from adtp_export.inference.answers import masked
 from adtp_export.integrations.ray.config import ScoringConfig
@@ -79,6 +81,16 @@ def test_of_equal_tokens_the_first_are_best():
     found = masked.best(np.array([[1, 3, 3, 2.0]], np.float32), 3, None)
     assert found.tokens.tolist() == [[1, 2, 3]]
     assert masked.best(np.zeros((1, 4), np.float32), 9, np.array([2, 3])).scores.tolist() == [[0.25, 0.25]]
+
+
+@pytest.mark.parametrize("name", ["<unk>", "[UNK]", "rest"])
+def test_words_that_a_unigram_does_not_know_are_refused(name):
+    """What stands for them has any name, and no attribute has its number."""
+    tokenizer = Tokenizer(models.Unigram([("<pad>", 0.0), (name, -9.0), ("a", -1.0), ("b", -1.0)], 1))
+    unknown = unknown_id(tokenizer)
+    assert masked.target_ids(["b", "a"], tokenizer, unknown).tolist() == [2, 3]
+    with pytest.raises(InputError, match="becomes the unknown token"):
+        masked.target_ids(["\u4fe1"], tokenizer, unknown)
 
 
 @pytest.mark.parametrize(

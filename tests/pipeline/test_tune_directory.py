@@ -230,10 +230,29 @@ def test_damaged_times_of_candidates_are_made_anew(tmp_path, monkeypatch, damage
 
     (tmp_path / exports.TIMES).write_text(damaged)
     steps = Heard()
-    assert timed()["a fp32"] == figures
-    assert steps.notes == [f"{tmp_path / exports.TIMES} is damaged, so the candidates are timed anew"]
+    assert timed().times["a fp32"] == figures
+    told = f"{tmp_path / exports.TIMES} is damaged, or of another version, so the candidates are timed anew"
+    assert steps.notes == [told]
     monkeypatch.delattr(exports.times, "deployed")
-    assert timed()["a fp32"] == figures
+    assert timed().times["a fp32"] == figures
+    assert steps.notes == [told]
+
+
+def test_times_of_candidates_on_another_machine_are_told(tmp_path, monkeypatch):
+    """They stay, so that the same student is chosen; results say where they were taken. So do margins of a busy machine."""
+    figures = {"ms": 1.0, "speedup": 2.0, "margin": 1.0}
+    monkeypatch.setattr(exports.times, "deployed", lambda asked, *_: dict.fromkeys(asked, figures))
+    built = {name: SimpleNamespace(path=tmp_path, targets={"fp32": "t"}) for name in ("model", "a")}
+    notes = []
+    for fingerprint in ("first", "first", "second"):
+        there = {"model": f"{fingerprint} processor", "fingerprint": fingerprint}
+        monkeypatch.setattr(exports, "cpu", lambda threads, there=there: there)
+        monkeypatch.setattr(exports, "fingerprint", lambda fingerprint=fingerprint: fingerprint)
+        steps = Heard()
+        assert exports.timed(built, [("a", "fp32")], None, tmp_path, steps).device["model"] == "first processor"
+        assert steps.notes[-1].startswith("the machine was busy")
+        notes.append(steps.notes[:-1])
+    assert notes == [[], [], ["candidates were timed on another machine (first processor); this one may differ"]]
 
 
 @pytest.mark.parametrize("damaged", ["[]", '{"options": [], "sha256": {}}', '{"options": {}, "sha256": null}', "{}"])

@@ -147,6 +147,19 @@ def test_files_of_earlier_versions_have_no_fingerprint_and_are_ignored(timed):
     assert "only of machines of that name with the fingerprint none; type adtp-bench" in choice.reason
 
 
+def test_times_of_one_size_are_of_all_its_sizes(three):
+    """All of them are opened, so that a batch finds the smallest that it fits."""
+    manifest = Manifest.read(three)
+    names = {f"{PLAIN}-static_{size}": f"model.static_{size}.onnx" for size in ("64x4", "512x32")}
+    targets = {name: dataclasses.replace(manifest.targets[PLAIN], file=file) for name, file in names.items()}
+    files = {file: {"sha256": file, "bytes": 1} for file in names.values()}
+    small, large = names
+    timed = Timed.of(small, dataclasses.replace(manifest, targets=targets, files=files), {"1x32": 1.0})
+    assert timed.holds(large, dataclasses.replace(manifest, targets=targets, files=files))
+    changed = {**files, names[large]: {"sha256": "0", "bytes": 1}}
+    assert not timed.holds(small, dataclasses.replace(manifest, targets=targets, files=changed))
+
+
 def test_threads_are_part_of_the_place(timed):
     out = timed(place=Place.here(3))
     assert chosen(out, threads=3).reason.startswith("fastest of 2")

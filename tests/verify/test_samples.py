@@ -63,5 +63,6 @@ def test_other_languages_are_those_that_a_tokenizer_knows(demo):
     in_bytes = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
     in_bytes.pre_tokenizer = pre_tokenizers.ByteLevel()
     assert samples.in_languages(in_bytes, pairs=True) == samples.LANGUAGES
-    assert samples.in_languages(Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0)), pairs=False) == {}
+    for unknown in ("<unk>", "[UNK]"):
+        assert samples.in_languages(Tokenizer(models.Unigram([(unknown, 0.0), ("a", -1.0)], 0)), pairs=False) == {}
     assert samples.in_languages(Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")), pairs=False) == {}

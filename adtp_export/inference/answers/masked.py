@@ -76,20 +76,23 @@ def fillings(ids: Sequence[int], mask_id: int, found: Best, tokenizer: Tokenizer
     return rows
 
 
-def target_ids(targets: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
+def target_ids(targets: Sequence[str], tokenizer: Tokenizer, unknown: int | None) -> np.ndarray:
     """Return the ids of words, ``(n,) int64``, rising, each once: of tokens that are written so, or that a word becomes.
+
+    Args:
+        unknown: the id of the token for all other words (`data.tokenize.unknown_id`).
 
     Raises:
         InputError: none at all, or a word that is no single token, or one that the tokenizer does not know.
     """
     if not targets:
         raise InputError("targets: got none; accepted is at least one word, or None for all of the vocabulary")
-    found, unknown = set(), getattr(tokenizer.model, "unk_token", None) or "<unk>"  # Unigram does not say
+    found = set()
     for target in targets:
         number = tokenizer.token_to_id(target)
         ids = [number] if number is not None else tokenizer.encode(target, add_special_tokens=False).ids
         parts = [tokenizer.id_to_token(i) for i in ids]
-        if len(ids) != 1 or (number is None and parts == [unknown]):
+        if len(ids) != 1 or (number is None and ids == [unknown]):
             counted = f"{len(ids)} tokens" if len(ids) > 1 else "the unknown token"
             became = f"{counted} ({' '.join(map(str, parts))})" if ids else "no token"
             raise InputError(

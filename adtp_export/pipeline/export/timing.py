@@ -67,6 +67,8 @@ def time_targets(
             for name in names:
                 with contextlib.suppress(*(() if name in made else (EngineBuildError,))):
                     engines[name] = _opened(run, opened, name, timed[name], targets[name])
+            if not engines:
+                continue
             time_ms = in_this_process(engines)
             round_s = (
                 sum(2 * time_ms(name, batch) for name in engines) / 1e3

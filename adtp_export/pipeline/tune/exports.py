@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from ...artifacts.manifest import read_manifest
 from ...artifacts.records import Manifest
 from ...benchmarking.workloads import Workload
+from ...environment import cpu, fingerprint
 from ...errors import AdtpError, InputError
 from ...inference.predictor import Predictor
 from ...io import is_full
@@ -97,36 +98,50 @@ def pairs(
     return found
 
 
+@dataclass(frozen=True)
+class Timed:
+    """Times of candidates, by name and precision. device: where they were taken, as `environment.cpu` describes it."""
+
+    device: Mapping[str, Any]
+    times: Mapping[str, Mapping[str, float]]
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Timed:
+        """Read what `dataclasses.asdict` makes of it."""
+        device = {**document["device"]}
+        figures = {
+            name: {figure: float(each[figure]) for figure in ("ms", "speedup", "margin")}
+            for name, each in document["times"].items()
+        }
+        return cls({**device, "model": str(device["model"]), "fingerprint": str(device["fingerprint"])}, figures)
+
+
 def timed(
     exported: Mapping[str, Exported], chosen: Sequence[tuple[str, str]], rounds: Workload, work: Path, steps: Steps
-) -> dict[str, dict[str, float]]:
+) -> Timed:
     """Time candidates in turns with the model in fp32; what was timed together before is read."""
     entries = {
         f"{name} {precision}": (exported[name].path, exported[name].targets[precision]) for name, precision in chosen
     }
     key, path = " | ".join(sorted(entries)), work / TIMES
     try:
-        known = directory.stored(path, _times) if path.exists() else {}
+        known = directory.stored(path, _all_timed) if path.exists() else {}
     except InputError:
-        steps.note(f"{path} is damaged, so the candidates are timed anew")
+        steps.note(f"{path} is damaged, or of another version, so the candidates are timed anew")
         known = {}
     if key not in known:
         first = {f"{MODEL} {FP32}": (exported[MODEL].path, exported[MODEL].targets[FP32])}
         with steps.step("times_s", f"timing {len(entries)} candidates in turns with the model") as progress:
-            known[key] = times.deployed({**first, **entries}, rounds, progress)
-        _note_margins(known[key], steps)
-        directory.write(path, known)
-    return dict(known[key])
+            known[key] = Timed(cpu(0), times.deployed({**first, **entries}, rounds, progress))
+        directory.write(path, {name: asdict(each) for name, each in known.items()})
+    elif known[key].device["fingerprint"] != fingerprint():
+        steps.note(f"candidates were timed on another machine ({known[key].device['model']}); this one may differ")
+    _note_margins(known[key].times, steps)
+    return known[key]
 
 
-def _times(document: Any) -> dict[str, dict[str, dict[str, float]]]:
-    """Check what `timed` has written."""
-    return {
-        key: {
-            name: {figure: float(each[figure]) for figure in ("ms", "speedup", "margin")} for name, each in row.items()
-        }
-        for key, row in document.items()
-    }
+def _all_timed(document: Mapping[str, Any]) -> dict[str, Timed]:
+    return {key: Timed.of(each) for key, each in document.items()}
 
 
 def _note_margins(measured: Mapping[str, Mapping[str, float]], steps: Steps) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ class Run:
         trials = Trials(self.out, work, self.teacher, self.rows)
         self.search_of = search = Search(trials, self.table, self.precisions, self.chosen.drop, self.chosen.speedup)
         if not self.possible:
-            return self._finish({}, [])
+            return self._finish({}, [], self.device)
         if finished and self.plan.levels:
             trials.check_complete()
         model = {exports.MODEL: Path(self.chosen.model)}
@@ -159,12 +160,15 @@ class Run:
                 made |= exports.export_all(student, self.chosen, self.precisions, work, self.steps)
         pairs = exports.pairs(made, self.precisions, search, self.steps)
         if not pairs:
-            return self._finish(made, [])
-        measured = exports.timed(made, pairs, self.rounds, work, self.steps)
-        return self._finish(made, exports.confirmed(made, pairs, measured, search, self.steps))
+            return self._finish(made, [], self.device)
+        timed = exports.timed(made, pairs, self.rounds, work, self.steps)
+        candidates = exports.confirmed(made, pairs, timed.times, search, self.steps)
+        return self._finish(made, candidates, timed.device)
 
-    def _finish(self, made: dict[str, exports.Exported], candidates: list[Candidate]) -> dict[str, Any]:
-        """Choose, publish, and write the results."""
+    def _finish(
+        self, made: dict[str, exports.Exported], candidates: list[Candidate], device: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Choose, publish, and write the results. device: that candidates were timed on."""
         search, chosen = self.search_of, self.chosen
         best, verdict = choose(candidates, search.most, search.wanted, chosen.strict)
         published = verdict != NEAREST
@@ -187,7 +191,7 @@ class Run:
                 for each in tried
             ],
             "durations_s": self.steps.durations_s,
-            "device": self.device,
+            "device": dict(device),
             "versions": versions(),
             "commit": commit(),
         }
