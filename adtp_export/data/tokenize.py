@@ -146,7 +146,7 @@ def unknown_id(tokenizer: Tokenizer) -> int | None:
     """Return the id of the token that stands for what the vocabulary lacks; None where there is none."""
     named = getattr(tokenizer.model, "unk_token", None)
     if named is not None:
-        return tokenizer.token_to_id(named)  # type: ignore[no-any-return]
+        return tokenizer.token_to_id(named)
     unknown: int | None = json.loads(tokenizer.to_str())["model"].get("unk_id")  # a Unigram's, which no attribute has
     return unknown
 

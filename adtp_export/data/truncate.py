@@ -7,11 +7,12 @@ import functools
 import json
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Encoding, Regex, Tokenizer, normalizers
 
-from ..errors import InputError
+from ..errors import InputError, ellipsize
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
@@ -217,6 +218,22 @@ def parts(component: Any) -> list[Mapping[str, Any]]:
         return list(flat(json.loads(component.__getstate__())))
     except Exception:  # of one that is written in Python, tokenizers raises bare Exception
         return [{"type": "Custom"}]
+
+
+def read_tokenizer(path: Path, then: str) -> Tokenizer:
+    """Read a `tokenizer.json`, as `prepared` returns it.
+
+    Args:
+        then: what to do where it is damaged.
+
+    Raises:
+        InputError: it is damaged; or as `prepared`.
+    """
+    try:
+        tokenizer = Tokenizer.from_buffer(path.read_bytes())  # from_file opens no path that is not UTF-8
+    except Exception as error:  # tokenizers raises bare Exception
+        raise InputError(f"{path} is damaged ({ellipsize(str(error))}); {then}") from error
+    return prepared(tokenizer)
 
 
 def prepared(tokenizer: Tokenizer) -> Tokenizer:

@@ -13,7 +13,7 @@ from ..artifacts.records import convert
 from ..contract import HEAD_SEQUENCE, HEAD_TOKENS
 from ..data.sides import Sides, padding_id
 from ..data.template import ChatTemplate
-from ..data.truncate import prepared
+from ..data.truncate import read_tokenizer
 from ..data.windows import Windows
 from ..errors import InputError, ellipsize
 from ..io import read_json
@@ -115,7 +115,8 @@ def read_config(directory: Path, file: Callable[[str], Path]) -> tuple[Config, T
         InputError: one of them is damaged; or as `file` says.
     """
     config_file, tokenizer_file = file("config.json"), file("tokenizer.json")
+    tokenizer = read_tokenizer(tokenizer_file, "export again with --force")
     try:
-        return Config.of(read_json(config_file)), prepared(Tokenizer.from_file(str(tokenizer_file)))
-    except Exception as error:  # tokenizers raises bare Exception
+        return Config.of(read_json(config_file)), tokenizer
+    except (ValueError, InputError) as error:
         raise InputError(f"{directory} is damaged ({ellipsize(str(error))}); export again with --force") from error

@@ -37,8 +37,8 @@ from ..contract import (
     VISION_MODEL,
 )
 from ..data.tokenize import UNFINISHED
-from ..data.truncate import check_unicode, unset
-from ..errors import InputError, ellipsize, quoted
+from ..data.truncate import check_unicode, read_tokenizer
+from ..errors import InputError, quoted
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
 from .asked import listed_in_order
@@ -134,15 +134,8 @@ class Generator:
         return self._tokenizer
 
     def _read_tokenizer(self) -> Tokenizer:
-        name = "tokenizer.json"
-        try:
-            tokenizer = Tokenizer.from_file(str(checked_file(self.directory, self.manifest, name)))
-        except Exception as error:  # tokenizers raises bare Exception
-            raise InputError(
-                f"{self.directory / name} is damaged ({ellipsize(str(error))}); export again with --force"
-            ) from error
-        unset(tokenizer)
-        return tokenizer
+        path = checked_file(self.directory, self.manifest, "tokenizer.json")
+        return read_tokenizer(path, "export again with --force")
 
     def pictures(self, pictures: Sequence[object]) -> list[Prepared]:
         """Prepare pictures, each as `read_picture` takes it."""

@@ -196,7 +196,7 @@ def complete(file: Path, directory: Path, config: Any) -> None:
         InputError: the file is damaged, or as `load_tokenizer`.
     """
     with _loading(directory):
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_buffer(file.read_bytes())
         own = tokenizer.to_str()
         tokenizer = follow(_with_added(tokenizer, directory), settings_of(directory), config)
         if tokenizer.to_str() != own:
@@ -247,7 +247,7 @@ def _try(tokenizer: Tokenizer, directory: Path, config: Any, templated: bool) ->
 
 
 def _whole(directory: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(directory / TOKENIZER))
+    return Tokenizer.from_buffer((directory / TOKENIZER).read_bytes())
 
 
 def _word_piece(directory: Path) -> Tokenizer:

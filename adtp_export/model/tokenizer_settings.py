@@ -153,7 +153,7 @@ def ignored_settings(home: Path, tokenizer: Tokenizer, config: Any, longest: int
 def _has_types(home: Path) -> bool:
     """Say whether `tokenizer.json` has other types of tokens than 0."""
     path = home / TOKENIZER
-    processor = Tokenizer.from_file(str(path)).post_processor if path.is_file() else None
+    processor = Tokenizer.from_buffer(path.read_bytes()).post_processor if path.is_file() else None
     state: dict[str, Any] = json.loads(processor.__getstate__()) if processor is not None else {}
     return bool(state) and _untyped(state) != state
 

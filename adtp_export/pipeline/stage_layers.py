@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..artifacts.directory import OutputDirectory, writing
 from ..contract import GRID, HEAD_TEXT
-from ..data.truncate import check_unicode, unset
-from ..errors import InputError, ellipsize, quoted
+from ..data.truncate import check_unicode, read_tokenizer
+from ..errors import InputError, quoted
 from ..inference.chat import read_chat
 from ..inference.pixels import find_settings, read_picture, require_settings
 from ..inference.tiles import Prepared, prepared
@@ -190,12 +190,7 @@ class Prompts:
         path = self._find("tokenizer.json")
         if path is None:
             raise InputError(f"{self.directory} has no tokenizer.json; put it beside the checkpoint")
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises bare Exception
-            raise InputError(f"{path} is damaged: {ellipsize(str(error))}") from error
-        unset(tokenizer)
-        return tokenizer
+        return read_tokenizer(path, "copy it anew from where the model is from")
 
     def _prompt(self, text: str) -> tuple[str, bool]:
         """Return a whole prompt, and whether the tokenizer adds special tokens to it."""

@@ -135,28 +135,25 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
     Raises:
         InputError: it is none, or damaged; or the text file cannot be read.
     """
-    from tokenizers import Tokenizer
-
     from ...artifacts.checks import check_reads_texts, checked_file, checked_model
     from ...artifacts.manifest import read_manifest
     from ...benchmarking.contenders import Architecture
     from ...benchmarking.processes import STUDENT, Contender
     from ...benchmarking.sweep import Swept
     from ...contract import HEAD_SEQUENCE, MODEL, PACKED_MODEL, layout_of, layout_path
-    from ...inference.config import Config
+    from ...inference.config import read_config
     from ...io import read_json
     from .workloads import texts_for
 
     manifest = read_manifest(out)
     check_reads_texts(out, manifest)
-    config_file, tokenizer_file = (checked_file(out, manifest, name) for name in ("config.json", "tokenizer.json"))
+    config, tokenizer = read_config(out, functools.partial(checked_file, out, manifest))
     model, packed = (layout_path(name, layout_of(manifest.files)) for name in (MODEL, PACKED_MODEL))
+    fields = read_json(out / "config.json")
     try:
-        fields = read_json(config_file)
-        config, architecture = Config.of(fields), Architecture.of(fields)
-        tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise InputError(f"{out} is damaged ({error}); export again with --force") from error
+        architecture = Architecture.of(fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{out} is damaged ({error!r}); export again with --force") from error
     source, texts = texts_for(config.adtp.head, chosen)
     sites, ratios = tuple(config.adtp.prune_sites), tuple(config.adtp.retention_ratios or RATIOS)
     first_alone = config.adtp.head == HEAD_SEQUENCE and fields.get("classifier_pooling") != "mean"
