@@ -72,7 +72,7 @@ def holds_words(path: Path, column: str = TOKENS) -> bool:
     Raises:
         InputError: unreadable file, or a first line that is no JSON object.
     """
-    if ".jsonl" not in path.suffixes[-2:]:
+    if ending(path) != ".jsonl":
         return False
     with opened(path, ".jsonl") as stream:
         return isinstance(next(json_rows(stream, path), {}).get(column), list)

@@ -29,7 +29,7 @@ from .labelled import (
     read_tagged,
     read_words,
 )
-from .readers import read_rows
+from .readers import ending, read_rows
 from .sides import SIDES, Sides
 from .template import ChatTemplate
 from .tokenize import TokenizedText, encode
@@ -66,7 +66,7 @@ def read(head: str, text: TextSource) -> Iterator[Row]:
     elif head == HEAD_SPANS and (label or is_squad(text.file)):
         for asked in read_questions(text.file, answered=bool(label)):
             yield (asked.question, asked.context), asked.answers if label else None
-    elif head == HEAD_SPANS and column is None and ".txt" not in text.file.suffixes:
+    elif head == HEAD_SPANS and column is None and ending(text.file) != ".txt":
         yield from read_rows(text.file, f"{QUESTION},{CONTEXT}")
     else:
         for found, value in read_rows(text.file, column, label):

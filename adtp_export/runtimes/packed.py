@@ -134,7 +134,8 @@ class StaticEngines:
                     continue
         if texts == 1:
             raise InputError(
-                f"input_ids: of a row of {tokens} tokens more stay than this target has room for; take another"
+                f"input_ids: of a row of {tokens} tokens more stay than this target has room for; take another target, such as "
+                "one without fixed sizes"
             )
         return self._halved(batch, lengths, wanted)
 

@@ -111,7 +111,7 @@ def with_budget(settings: TrainOptions, shape: Shape, lengths: Sequence[int]) ->
     flops, sites = settings.flops or FLOPS, settings.sites
     if "retention" not in given:
         if not sites:
-            raise InputError(f"--prune-sites: got none; --method {settings.method} needs at least one")
+            raise InputError(f"--prune-sites: got none; --method {settings.method} needs at least one, such as 0.ffn")
         meeting(flops, shape, sites, lengths, lambda q, n: [np.ones_like(n)] * len(sites))
         check_tokens_left(settings, flops, shape, lengths)
         return dataclasses.replace(settings, flops=flops)

@@ -100,7 +100,9 @@ def _hold_out(train: Table, count: int) -> tuple[list[int], list[int]]:
     numbers = list(range(len(train)))
     random.Random(0).shuffle(numbers)
     if count >= len(numbers):
-        raise InputError(f"{train.source}: {len(numbers)} rows are too few to hold out {count} of them for dev")
+        raise InputError(
+            f"{train.source}: {len(numbers)} rows are too few to hold out {count} of them; give --dev FILE"
+        )
     alike: dict[str, list[int]] = {}
     for i in numbers:
         alike.setdefault(told(train.texts[i]), []).append(i)

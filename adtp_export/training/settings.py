@@ -64,7 +64,8 @@ class TrainOptions(Options):
         "auto takes columns tokens and tags for tags; question, context and answers for spans; labels with a fraction for regression; "
         "and otherwise classification", "data", choices=TASKS)
     dev_share: float = option(0.05,
-        "share of the training rows held out if there is no dev split", "data", within=SHARE)
+        "share of the training rows held out if there is no dev split", "data",
+        within=Range(1e-3, 0.9, "from 0.001 to 0.9"))
     train_rows: int | None = option(None, "train on this many rows, drawn with seed 0", "data", within=COUNT)
     max_tokens: int | None = option(None,
         "length at which texts are truncated, and to which the padded baseline is padded (default: 128, or what the model reads)",
@@ -168,8 +169,8 @@ class TrainOptions(Options):
             self._check_defaults(["dev_share"], "beside --dev; leave one of them out")
         self._check_terms()
         given = self._list("retention")
-        if not all(0 < value <= 1 for value in given):
-            raise InputError(f"--retention: got {quoted(self.retention)}; accepted is above 0, up to 1")
+        if not all(1e-3 <= value <= 1 for value in given):
+            raise InputError(f"--retention: got {quoted(self.retention)}; accepted is from 0.001 to 1")
         default = METHODS[self.method].sites
         settled = self.prune_sites is not None or default(1) == default(2)  # else a task knows the number of layers
         if settled and len(given) not in (1, len(self.sites)):

@@ -133,7 +133,7 @@ def test_ltp_beside_a_student_of_the_same_retention(monkeypatch):
         (["--shape", "bert-mini", "--seconds", "nan"], "accepted is 0 or more"),
         (["nowhere"], "not an exported directory"),
         (["--shape", "bert-mini", "--peers", "openvin"], "did you mean 'openvino'"),
-        (["nowhere", "--layers", "3"], "go with --shape"),
+        (["nowhere", "--layers", "3"], "--layers: only with --shape; a checkpoint has its own"),
     ],
 )
 def test_bad_input(arguments, message):

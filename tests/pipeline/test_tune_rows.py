@@ -15,8 +15,9 @@ from test_tune import FAST, searched
 from training_runs import Heard
 
 from adtp_export.benchmarking.paired import means_at_most
+from adtp_export.data.tokenize import TokenizedText
 from adtp_export.pipeline.progress import Steps
-from adtp_export.pipeline.tune import exports
+from adtp_export.pipeline.tune import exports, times
 from adtp_export.pipeline.tune import tune as room
 from adtp_export.pipeline.tune.choice import ALPHA, confirm
 from adtp_export.pipeline.tune.rows import (
@@ -33,6 +34,7 @@ from adtp_export.pipeline.tune.rows import (
 )
 from adtp_export.pipeline.tune.run import Run
 from adtp_export.pipeline.tune.trials import RECORD
+from adtp_export.training.data import Examples
 
 
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=200), st.integers(0, 5))
@@ -55,6 +57,16 @@ def test_a_large_group_does_not_swallow_a_part(seed, size, share):
     drawn, rest = parted(groups, share, seed)
     assert worth(groups[drawn]) == len(drawn) == min(1000 * share, 1000 - size)
     assert len(rest) == 1000 - len(drawn)
+
+
+def test_speed_is_measured_on_rows_from_everywhere_in_a_sorted_file():
+    encoded = [TokenizedText([1] * n, [0] * n, False) for n in range(8, 520)]
+    dev = Examples(encoded=encoded, labels=[0] * 512, pad_id=0, inputs=("input_ids", "attention_mask"))
+    settings = SimpleNamespace(max_tokens=600, seed=0)
+    rounds = times.workload(None, SimpleNamespace(parts={"dev": dev}, settings=settings))
+    lengths = np.concatenate([batch["attention_mask"].sum(1) for batch in rounds.batches])
+    assert len(set(lengths.tolist())) == 128
+    assert (lengths.min() < 8 + 64, lengths.max() >= 520 - 64) == (True, True)
 
 
 def test_pairs_of_one_first_text_are_one_group():
@@ -112,6 +124,7 @@ def test_bounds_hold_where_groups_have_unequal_sizes():
 def test_a_student_that_cannot_be_exported_makes_room_for_the_next(monkeypatch, tmp_path):
     run = object.__new__(Run)
     run.chosen, run.precisions, run.steps, run.out = SimpleNamespace(model="m"), ("fp32",), Steps(), tmp_path
+    run.device = {}
     ranked = [SimpleNamespace(name=f"student-{i}") for i in range(6)]
     search = SimpleNamespace(ranked=lambda: ranked, trials=SimpleNamespace(sound=lambda trial: tmp_path / trial.name))
 
@@ -120,7 +133,7 @@ def test_a_student_that_cannot_be_exported_makes_room_for_the_next(monkeypatch, 
 
     monkeypatch.setattr(exports, "export_all", export_all)
     monkeypatch.setattr(exports, "pairs", lambda *given: [])
-    monkeypatch.setattr(Run, "_finish", lambda self, made, candidates: made)
+    monkeypatch.setattr(Run, "_finish", lambda self, made, *rest: made)
     assert [*run._end(search, {exports.MODEL: tmp_path})] == [exports.MODEL, "student-0", "student-2", "student-3"]
 
 

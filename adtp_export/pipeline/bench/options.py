@@ -77,8 +77,9 @@ class BenchOptions(Options):
             raise InputError(
                 "give either OUT or --shape; type: adtp-bench OUT, or adtp-bench --shape bert-base --layers 6 --retention 0.29"
             )
-        if self.out is not None and any(getattr(self, name) is not None for name in _OF_SHAPE):
-            raise InputError("--layers, --prune-sites and --retention go with --shape; a checkpoint has its own")
+        given = [flag_name(name) for name in _OF_SHAPE if getattr(self, name) is not None]
+        if self.out is not None and given:
+            raise InputError(f"{', '.join(given)}: only with --shape; a checkpoint has its own")
         self._check_write()
         if self.data is not None and self.out is None:
             raise InputError("--data goes with OUT: a shape without a checkpoint has no tokenizer")

@@ -54,8 +54,8 @@ class TuneOptions(Options):
         "data", within=at_least(4))
 
     workload: str | None = option(None,
-        "what speed is measured on: a file of texts, in batches of 32 as they come, or a shape such as 8x128 or 1x64 (default: dev rows "
-        "in batches of 32)", "search", metavar="FILE|BxS")
+        "what speed is measured on: the first 128 texts of a file, in batches of 32 as they come, or a shape such as 8x128 or 1x64 "
+        "(default: 128 dev rows, drawn by --seed, in batches of 32)", "search", metavar="FILE|BxS")
     precisions: str = option("fp32,int8", "precisions to export in: fp32, int8", "search", metavar="LIST", flag="--precision")
     hours: float = option(1.0, "about how long everything takes; how many rows students are trained on follows from it", "search",
         within=POSITIVE)

@@ -70,7 +70,9 @@ def read(chosen: TuneOptions) -> Rows:
         raise InputError("adtp-tune takes classification, tags and spans; for vectors use adtp-train and adtp-export")
     train = objective.read(Path(chosen.train), settings)
     if objective.kind(objective.labels(train, settings)) == "regression":
-        raise InputError(f"{train.source}: its labels are numbers, and adtp-tune takes classes; --task classification")
+        raise InputError(
+            f"{train.source}: its labels are numbers, and adtp-tune takes classes; if they name classes, type --task classification"
+        )
     if chosen.dev is None:
         train, dev, groups = hold_out(train, chosen.seed)
     else:
@@ -78,7 +80,9 @@ def read(chosen: TuneOptions) -> Rows:
         check_apart(train, dev)
         groups = groups_of(dev.texts)
     if chosen.batch_size > len(train):
-        raise InputError(f"--batch-size: got {chosen.batch_size:,}; {train.source} has {len(train):,} rows to train on")
+        raise InputError(
+            f"--batch-size: got {chosen.batch_size:,}; {train.source} has {len(train):,} rows to train on; accepted is at most that"
+        )
     choose, confirm = halves(groups, chosen.seed)
     check_enough(groups, (choose, confirm), chosen)
     parts = {"dev": choose, "test": confirm}

@@ -33,7 +33,7 @@ from .options import FP32, INT8
 from .shapes import RETENTIONS, Arm, Table, Time, depths, site_of
 
 BATCHES = 4
-"""Of a file, that are run."""
+"""Of a file, or of the dev rows, that are run."""
 TABLE_SECONDS, FINAL_SECONDS = 30.0, 30.0
 WITHIN = 0.05
 """Margin of the last speedups, as a share of them; for it the last timing may take ten times as long."""
@@ -56,7 +56,8 @@ def workload(chosen: PathLike | None, task: Task) -> Workload:
             raise InputError(f"--workload: got {chosen}; texts have {SHORTEST} to {longest} tokens (--max-tokens)")
         tokenizer, texts = task.tokenizer.backend_tokenizer, [" ".join(map(str, task.tables["dev"].texts[:64]))]
         return make_workloads([str(chosen)], examples.inputs, len(task.tokenizer), tokenizer, texts, longest)[0]
-    rows: Sequence[TokenizedText] = examples.encoded[: BATCHES * BATCH]
+    drawn = np.random.default_rng(task.settings.seed).permutation(len(examples))[: BATCHES * BATCH]
+    rows: Sequence[TokenizedText] = [examples.encoded[i] for i in drawn]  # a file may be sorted
     name = "dev"
     if chosen is not None:
         found = read(task.objective.head, TextSource(Path(chosen), task.settings.text_column))
