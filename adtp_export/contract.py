@@ -83,8 +83,6 @@ PACKED_MODEL = model_name("packed")
 """The same for packed inputs."""
 PRECOMPUTED_MODEL = model_name(made_for="precomputed")
 """The one whose first layer looks its projections up."""
-STRINGS_MODEL = model_name("strings")
-"""The one that takes texts."""
 PLAIN, HUB = "plain", "hub"
 LAYOUTS = (PLAIN, HUB)
 """How an output directory names its ONNX files."""

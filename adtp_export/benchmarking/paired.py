@@ -97,7 +97,7 @@ def _kept_draws(seeds: int, groups: int, times: int) -> tuple[Draws, ...]:
     return tuple((s.astype(np.int16), g.astype(np.int16)) for s, g in _draws(seeds, groups, times))
 
 
-def means_at_most(values: np.ndarray, groups: np.ndarray, most: float = 1.0) -> np.ndarray:
+def means_at_most(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return means of ``values (rows,)`` whose quantiles bound the true mean from above, ``(DRAWS,)``; always the same draws.
 
     Groups are weighted at random, beside one more whose rows all have the largest value that there can be (Gaffke). So the bounds hold
@@ -106,11 +106,11 @@ def means_at_most(values: np.ndarray, groups: np.ndarray, most: float = 1.0) -> 
     third of simulated cases in which some groups were twenty times as large as others and were lost whole.
 
     Args:
-        most: the largest value that a row can have.
+        values: of each row, up to 1.
     """
     sizes = np.bincount(groups).astype(np.float64)
     more = np.square(sizes).sum() / sizes.sum()
-    sums = np.append(np.bincount(groups, weights=values), most * more)
+    sums = np.append(np.bincount(groups, weights=values), more)
     sizes = np.append(sizes, more)
     draw = np.random.default_rng(0)
     means = []

@@ -80,19 +80,19 @@ class Asked(Session):
             )
 
 
-def as_texts(texts: object, name: str = "texts") -> list[Text]:
-    """Return one text or pair, or what gives several in an order, as a list; `name` is the argument's, for messages."""
+def as_texts(texts: object) -> list[Text]:
+    """Return one text or pair, or what gives several in an order, as a list."""
     if isinstance(texts, str) or _is_pair(texts):
         return [texts]  # type: ignore[list-item]
     listed = listed_in_order(texts)
     if listed is None:
         raise InputError(
-            f"{name}: got {type(texts).__name__}; accepted are a string, a pair of strings as a tuple, or a list of these"
+            f"texts: got {type(texts).__name__}; accepted are a string, a pair of strings as a tuple, or a list of these"
         )
     for i, text in enumerate(listed):
         if not isinstance(text, str) and not _is_pair(text):
             raise InputError(
-                f"{name}: got {type(text).__name__} at index {i}; accepted are strings, or pairs of strings as tuples"
+                f"texts: got {type(text).__name__} at index {i}; accepted are strings, or pairs of strings as tuples"
             )
     return listed
 

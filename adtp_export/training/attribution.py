@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..explain.gradients import token_attribution, unit
+from ..model.selection import competing
 from .settings import GRADIENT_DIFFERENCE
 
 MIN_SPREAD = 1e-6
@@ -42,13 +43,6 @@ def supervision(kind: str, teacher: Tensor, student: Tensor, live: Tensor, kappa
     if kind == GRADIENT_DIFFERENCE:
         return scaled(teacher - student, competing(live))
     return unit((1 - kappa) * teacher + kappa * student)
-
-
-def competing(live: Tensor) -> Tensor:
-    """Return the tokens of ``live (B, S) bool`` that pruners choose among: all but the first."""
-    others = live.clone()
-    others[:, 0] = False
-    return others
 
 
 def scaled(values: Tensor, among: Tensor) -> Tensor:

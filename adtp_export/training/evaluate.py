@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -31,22 +32,8 @@ MIN_CANDIDATES = 4
 
 def judge_teacher(model: nn.Module, examples: Examples, objective: Objective) -> dict[str, float]:
     """Score a teacher."""
-    answers, numbers = all_answers(model, examples, objective)
-    return objective.quality(answers, numbers, examples)
-
-
-@torch.no_grad()
-def all_answers(model: nn.Module, examples: Examples, objective: Objective) -> tuple[list[Tensor], list[int]]:
-    """Return a teacher's answers to all rows, and the numbers of the rows in the same order."""
-    model.eval()
-    device = next(model.parameters()).device
-    answers: list[Tensor] = []
-    numbers: list[int] = []
-    for chosen, batch in examples.batches():
-        answer = objective.ask(model, to_device(batch, device)).float().cpu()
-        answers += split(answer, batch[ATTENTION_MASK].sum(1))
-        numbers += chosen
-    return answers, numbers
+    answers, _ = ask(model, examples, objective)
+    return objective.quality(answers, examples)
 
 
 def explain(
@@ -109,10 +96,10 @@ def check_order(
 
 @torch.no_grad()
 def ask(
-    model: PreTrainedModel,
+    model: nn.Module,
     examples: Examples,
     objective: Objective,
-    received: bool,
+    received: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[Tensor], list[Tensor] | None]:
     """Ask a teacher for its answers, and what attention each token received in its last layer where that is wanted.
@@ -128,10 +115,10 @@ def ask(
     for numbers, batch in examples.batches():
         inputs = to_device(batch, device)
         lengths = batch[ATTENTION_MASK].sum(1)
-        for i, own in zip(numbers, split(objective.ask(model, inputs).cpu(), lengths)):
+        for i, own in zip(numbers, split(objective.ask(model, inputs).float().cpu(), lengths)):
             answers[i] = own.clone()
         if received:
-            encoder = getattr(model, "dense", model)
+            encoder = cast(PreTrainedModel, getattr(model, "dense", model))
             attended = last_received(registry.backbone(encoder.config.model_type)(encoder), inputs).cpu()
             for i, row, length in zip(numbers, attended, lengths.tolist()):
                 tokens[i] = row[:length].clone()
@@ -172,9 +159,10 @@ def judge(model: Method, examples: Examples, explained: bool = False) -> Judgeme
     together = functools.partial(supervision, model.settings.attribution, kappa=kappa)
     ranks = _ranks(observed, together) if observed else {}
     order = np.argsort(numbers)
+    in_order = [answers[i] for i in order]
     return Judgement(
-        quality=model.objective.quality(answers, numbers, examples),
-        answers=[answers[i] for i in order],
+        quality=model.objective.quality(in_order, examples),
+        answers=in_order,
         alive=list(np.concatenate(alive, 1)[:, order]),
         chosen={site: np.concatenate(ratios)[order] for site, ratios in chosen.items()},
         ranks=ranks,

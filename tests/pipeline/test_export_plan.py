@@ -15,7 +15,6 @@ from adtp_export.contract import (
     PACKED_MODEL,
     PLAIN,
     PRECOMPUTED_MODEL,
-    STRINGS_MODEL,
     layout_path,
     model_name,
 )
@@ -119,7 +118,7 @@ def test_missing_operators_are_told_once_it_is_known_that_a_layer_could_have_the
 
 
 def test_names_of_files():
-    assert (MODEL, PACKED_MODEL, STRINGS_MODEL) == ("model.onnx", "model.packed.onnx", "model.strings.onnx")
+    assert (MODEL, PACKED_MODEL, model_name("strings")) == ("model.onnx", "model.packed.onnx", "model.strings.onnx")
     assert PRECOMPUTED_MODEL == "model.precomputed.fp32.onnx"
     assert model_name("packed", "fp16") == "model.packed.fp16.onnx"
     assert model_name(precision="fp8", made_for="trt") == "model.trt.fp8.onnx"

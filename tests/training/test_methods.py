@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification
 import adtp_export
 from adtp_export.errors import InputError, flag_name
 from adtp_export.pipeline.train.train import train
-from adtp_export.training.evaluate import all_answers
+from adtp_export.training.evaluate import ask
 from adtp_export.training.methods.base import SLACK
 from adtp_export.training.models import load_teacher, make_student
 from adtp_export.training.settings import TrainOptions
@@ -125,8 +125,8 @@ def test_two_steps_of_a_method_make_a_student(students, opinions, tmp_path, meth
     assert (config["pruning"]["method"], config["pruning"]["sites"]) == (pruner, sites)
     student = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     task = read_task(TrainOptions(**rows, **short))
-    answers, numbers = all_answers(student, task.parts["test"], task.objective)
-    figures = task.objective.quality(answers, numbers, task.parts["test"])
+    answers, _ = ask(student, task.parts["test"], task.objective)
+    figures = task.objective.quality(answers, task.parts["test"])
     assert figures == {name: record["student"][name] for name in figures}
     begun = make_student(load_teacher(teacher, task.objective, task.labels, tuned=True), task.settings).state_dict()
     trained = load_file(tmp_path / "out" / "model.safetensors")

@@ -229,9 +229,8 @@ def test_tags_are_judged_at_the_first_pieces():
     examples = TaggedExamples(encoded=rows([4, 3]), labels=[[-100, 1, -100, 0], [-100, 2, -100]], pad_id=0, names="abc")
     assert examples.collate([0, 1])["labels"].tolist() == [[-100, 1, -100, 0], [-100, 2, -100, -100]]
     answers = [torch.eye(3)[[0, 1, 2, 2]], torch.eye(3)[[1, 2, 1]]]
-    figures = for_head("tokens").quality(answers, [0, 1], examples)
+    figures = for_head("tokens").quality(answers, examples)
     assert figures["accuracy"] == pytest.approx(2 / 3)
-    assert for_head("tokens").quality(answers[::-1], [1, 0], examples) == figures
     assert for_head("tokens").main_score(figures) == figures["accuracy"]
 
 
@@ -255,13 +254,12 @@ def test_the_best_span_of_all_windows_answers_unless_none_is_likelier():
     other[3] = 4.0  # "ef", whose window is surer
     none[1], none[0] = 9.0, 0.5  # the question cannot answer itself: 0 against 1 of [CLS]
     answers = [one, other, none, none]
-    assert decode(answers, [0, 1, 2, 3], examples) == ["ef", ""]
-    assert decode(answers[::-1], [3, 2, 1, 0], examples) == ["ef", ""]
-    figures = for_head("spans").quality(answers, [0, 1, 2, 3], examples)
+    assert decode(answers, examples) == ["ef", ""]
+    figures = for_head("spans").quality(answers, examples)
     assert figures == {"exact": 1.0, "f1": 1.0, "has_answer_f1": 1.0, "no_answer_accuracy": 1.0}
     second = examples.some([3, 2])
     assert (second.questions, second.owners, second.placed) == (asked[1:], [0, 0], [placed[1], placed[0]])
-    assert decode([none, none], [0, 1], dataclasses.replace(second, questions=asked[:1])) == ["cd"]
+    assert decode([none, none], dataclasses.replace(second, questions=asked[:1])) == ["cd"]
 
 
 def test_vectors_are_judged_by_scores_or_by_the_teachers_cosines():
@@ -269,14 +267,13 @@ def test_vectors_are_judged_by_scores_or_by_the_teachers_cosines():
     vectors = torch.tensor(np.stack([np.cos(angles), np.sin(angles)], 1))
     pairs = TextExamples(encoded=rows([3] * 8), labels=[3.0, 1.0, 0.0, 2.0], pad_id=0)
     objective = for_head("embedding")
-    order = [3, 0, 7, 1, 2, 6, 5, 4]
-    assert objective.quality([vectors[i] for i in order], order, pairs) == pytest.approx({"spearman": 1, "cosine": 1})
+    assert objective.quality(list(vectors), pairs) == pytest.approx({"spearman": 1, "cosine": 1})
     texts = dataclasses.replace(pairs, labels=[]).with_teacher(list(vectors.flip(0)), [torch.ones(3)] * 8)
-    figures = objective.quality(list(vectors), list(range(8)), texts)
+    figures = objective.quality(list(vectors), texts)
     mean = (vectors * vectors.flip(0)).sum(1).mean().item()
     assert figures["cosine"] == pytest.approx(mean)
     assert -1 < figures["spearman"] < 1
-    assert objective.quality(list(2 * vectors.flip(0)), list(range(8)), texts)["spearman"] == pytest.approx(1)
+    assert objective.quality(list(2 * vectors.flip(0)), texts)["spearman"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +310,7 @@ def test_a_teacher_that_is_asked_learns_nothing(head):
     examples = Examples(
         encoded=rows, labels=[0] * len(rows), pad_id=0, inputs=("input_ids", "attention_mask", "token_type_ids")
     )
-    answers, _ = ask(make_teacher(head), examples, for_head(head), received=False)
+    answers, _ = ask(make_teacher(head), examples, for_head(head))
     assert not any(answer.requires_grad for answer in answers)
 
 

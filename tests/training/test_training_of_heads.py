@@ -24,7 +24,7 @@ from adtp_export.imports import open_checkpoint
 from adtp_export.inference.answers import spans
 from adtp_export.pipeline.train.train import train
 from adtp_export.training.data import Labels, Table
-from adtp_export.training.evaluate import all_answers
+from adtp_export.training.evaluate import ask
 from adtp_export.training.models import load_config, load_tokenizer
 from adtp_export.training.objectives import Reader, for_head
 from adtp_export.training.objectives.spans import in_context
@@ -114,8 +114,8 @@ def test_a_run_ends_with_a_checkpoint_that_answers_as_judged(name, auto, head, t
     config = json.loads((tmp_path / "whole" / "config.json").read_text())
     assert (config["model_type"], config["head"], config["pruning"]["method"]) == ("pruned_encoder", head, "adtp")
     student, task = auto.from_pretrained(tmp_path / "whole"), read_task(TrainOptions(**data, max_tokens=24))
-    answers, numbers = all_answers(student, task.parts["test"], task.objective)
-    figures = task.objective.quality(answers, numbers, task.parts["test"])
+    answers, _ = ask(student, task.parts["test"], task.objective)
+    figures = task.objective.quality(answers, task.parts["test"])
     assert figures == {measure: record["student"][measure] for measure in teacher}
     if name == "spans":
         assert "windows" in next(note for note in steps.notes if "rows; spans" in note)

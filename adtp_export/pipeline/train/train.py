@@ -237,16 +237,15 @@ def _explain(
     """Return the teacher's figures on the test rows, and the task with its answers and what it says of tokens."""
     from torch import nn
 
-    from ...training.evaluate import all_answers, check_order
+    from ...training.evaluate import ask, check_order
     from ...training.stages import explained
     from ...training.trainer import Audience
 
     nn.Module.to(teacher.eval().requires_grad_(False), processes.device)
     with steps.step("teacher_judged_s", "judging the teacher"):
-        answers, numbers = all_answers(teacher, task.parts["test"], task.objective)
+        answers, _ = ask(teacher, task.parts["test"], task.objective)
     if task.settings.teacher is not None:
-        in_order = [answer for _, answer in sorted(zip(numbers, answers), key=lambda pair: pair[0])]
-        check_order(in_order, task.parts["test"], task.objective, task.labels, task.settings.teacher)
+        check_order(answers, task.parts["test"], task.objective, task.labels, task.settings.teacher)
     if told := task.objective.one_answer(answers, task.parts["test"], task.labels.names):
         steps.note(
             f"the teacher answers {told}. A student learns little from it: train the teacher longer or otherwise"
@@ -261,7 +260,7 @@ def _explain(
         ):  # machines may share no cache
             parts[split] = explained(teacher, task.parts[split], task, cache, Audience(progress, steps.note), view)
     parts.setdefault("dev", parts["test"])
-    return task.objective.quality(answers, numbers, task.parts["test"]), dataclasses.replace(task, parts=parts)
+    return task.objective.quality(answers, task.parts["test"]), dataclasses.replace(task, parts=parts)
 
 
 def _distil(teacher: PreTrainedModel, task: Task, work: Path, steps: Steps) -> tuple[Method, Judgement]:

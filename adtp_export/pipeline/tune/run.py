@@ -66,7 +66,7 @@ class Run:
         examples = self.task.parts["dev"]
         if self.task.labels.names:
             some = examples.some(range(min(ASKED, len(examples))))
-            answers, _ = ask(self.teacher, some, self.task.objective, received=False)
+            answers, _ = ask(self.teacher, some, self.task.objective)
             check_order(answers, some, self.task.objective, self.task.labels, self.task.source)
 
     def prepared(self, work: Path) -> Run:

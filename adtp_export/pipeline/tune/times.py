@@ -159,7 +159,7 @@ def table(
 
 
 def deployed(
-    exports: Mapping[str, tuple[Path, str]], rounds: Workload, progress: Progress, seconds: float = FINAL_SECONDS
+    exports: Mapping[str, tuple[Path, str]], rounds: Workload, progress: Progress
 ) -> dict[str, dict[str, float]]:
     """Time targets of output directories in turns with the first one, until the margins of speedups are narrow.
 
@@ -174,7 +174,7 @@ def deployed(
         for name, (path, target) in exports.items()
     ]
     with Processes(made) as processes:
-        times = measure(rounds, list(exports), processes.time_ms, seconds, progress, WITHIN)
+        times = measure(rounds, list(exports), processes.time_ms, FINAL_SECONDS, progress, WITHIN)
     cycles = {name: by_cycle(ms, len(rounds.batches)) for name, ms in times.items()}
     first, found = cycles[next(iter(exports))], {}
     for name, own in cycles.items():

@@ -156,7 +156,7 @@ class Trials:
             self.parts["train"] = explained(self.teacher, train, task, cache, audience)
         for part in ("dev", "test"):
             examples, objective = self.task.parts[part], self.task.objective
-            answers, _ = ask(self.teacher, examples, objective, received=False)
+            answers, _ = ask(self.teacher, examples, objective)
             self.parts[part] = examples.with_teacher(answers, None)
             self.teacher_score[part] = objective.row_scores(answers, examples)
         self.groups = groups_of_examples(self.parts["dev"], self.rows.groups["dev"])

@@ -122,8 +122,8 @@ class Objective(ABC):
         return b""
 
     @abstractmethod
-    def quality(self, answers: Sequence[Tensor], numbers: Sequence[int], examples: Examples) -> dict[str, float]:
-        """Judge the answers of the rows `numbers`, all of `examples` in some order."""
+    def quality(self, answers: Sequence[Tensor], examples: Examples) -> dict[str, float]:
+        """Judge answers of all examples, in their order."""
 
     @abstractmethod
     def row_scores(self, answers: Sequence[Tensor], examples: Examples) -> np.ndarray:

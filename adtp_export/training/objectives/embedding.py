@@ -96,12 +96,11 @@ class EmbeddingObjective(Objective):
         """
         return (answer * nn.functional.normalize(whole.detach(), dim=1)).sum(1)
 
-    def quality(self, answers: Sequence[Tensor], numbers: Sequence[int], examples: Examples) -> dict[str, float]:
+    def quality(self, answers: Sequence[Tensor], examples: Examples) -> dict[str, float]:
         """Return "spearman", of the cosines of pairs with their scores, or of all pairs with the teacher's cosines; and "cosine",
         the mean to the teacher's own vectors. A teacher that is judged is compared with itself.
         """
-        places = np.argsort(numbers)
-        vectors = torch.stack([answers[i] for i in places.tolist()])
+        vectors = torch.stack(list(answers))
         known = examples.teacher_logits
         theirs = vectors if known is None else torch.stack(list(known))
         mean = cosine_similarity(vectors, theirs).mean().item()

@@ -70,9 +70,8 @@ class SequenceObjective(Objective):
         """Return the log odds of the class that is answered against all others, or the number."""
         return answer_score(answer, whole.argmax(1))
 
-    def quality(self, answers: Sequence[Tensor], numbers: Sequence[int], examples: Examples) -> dict[str, float]:
-        labels = torch.tensor([examples.labels[i] for i in numbers]).numpy()
-        return quality(torch.stack(list(answers)).numpy(), labels)
+    def quality(self, answers: Sequence[Tensor], examples: Examples) -> dict[str, float]:
+        return quality(torch.stack(list(answers)).numpy(), torch.tensor(examples.labels).numpy())
 
     def row_scores(self, answers: Sequence[Tensor], examples: Examples) -> np.ndarray:
         """1 where the class is right; in regression minus the absolute error."""

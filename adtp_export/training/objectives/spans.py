@@ -123,29 +123,29 @@ class SpansObjective(Objective):
     def explained_labels(self, examples: Examples) -> bytes:
         return str(list(examples.labels)).encode()
 
-    def quality(self, answers: Sequence[Tensor], numbers: Sequence[int], examples: Examples) -> dict[str, float]:
+    def quality(self, answers: Sequence[Tensor], examples: Examples) -> dict[str, float]:
         assert isinstance(examples, QuestionExamples)
-        return spans.quality(decode(answers, numbers, examples), [question.answers for question in examples.questions])
+        return spans.quality(decode(answers, examples), [question.answers for question in examples.questions])
 
     def row_scores(self, answers: Sequence[Tensor], examples: Examples) -> np.ndarray:
         """F1 of each question's answer."""
         assert isinstance(examples, QuestionExamples)
-        found = decode(answers, range(len(answers)), examples)
+        found = decode(answers, examples)
         return np.array([spans.exact_and_f1(own, asked.answers)[1] for own, asked in zip(found, examples.questions)])
 
     def main_score(self, figures: Mapping[str, float]) -> float:
         return figures["f1"]
 
 
-def decode(answers: Sequence[Tensor], numbers: Sequence[int], examples: QuestionExamples) -> list[str]:
+def decode(answers: Sequence[Tensor], examples: QuestionExamples) -> list[str]:
     """Return the answer to each question, "" for none, of the logits ``(n, 2)`` of its windows, as `load` gives it.
 
     Where some questions have no answer, none is one, too. No threshold is tuned for that: it would have to travel with the exported file.
     """
     may_be_none = not all(question.answers for question in examples.questions)
     windows: list[list[tuple[np.ndarray, TextWithOffsets]]] = [[] for _ in examples.questions]
-    for number, answer in sorted(zip(numbers, answers), key=lambda pair: pair[0]):
-        windows[examples.owners[number]].append((answer.float().numpy(), examples.placed[number]))
+    for owner, answer, placed in zip(examples.owners, answers, examples.placed):
+        windows[owner].append((answer.float().numpy(), placed))
     found = [
         spans.answers(question.context, own, examples.longest, may_be_none=may_be_none)
         for question, own in zip(examples.questions, windows)

@@ -102,11 +102,11 @@ class TokensObjective(Objective):
     def explained_labels(self, examples: Examples) -> bytes:
         return str([[label != NO_LABEL for label in row] for row in examples.labels]).encode()
 
-    def quality(self, answers: Sequence[Tensor], numbers: Sequence[int], examples: Examples) -> dict[str, float]:
+    def quality(self, answers: Sequence[Tensor], examples: Examples) -> dict[str, float]:
         assert isinstance(examples, TaggedExamples)
         answered, true = [], []
-        for answer, number in zip(answers, numbers):
-            pairs = [(a, t) for a, t in zip(answer.argmax(1).tolist(), examples.labels[number]) if t != NO_LABEL]
+        for answer, labels in zip(answers, examples.labels):
+            pairs = [(a, t) for a, t in zip(answer.argmax(1).tolist(), labels) if t != NO_LABEL]
             answered.append([examples.names[a] for a, _ in pairs])
             true.append([examples.names[t] for _, t in pairs])
         return quality(answered, true, examples.names)
