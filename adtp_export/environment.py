@@ -33,7 +33,7 @@ PACKAGES = (
     "tensorrt-rtx",
 )
 _CPUINFO = Path("/proc/cpuinfo")
-_CPUS = Path("/sys/devices/system/cpu")
+_CPUS, _UNREAD = Path("/sys/devices/system/cpu"), "?"
 _IDENTITY = {
     "vendor": ("vendor_id", "CPU implementer"),
     "family": ("cpu family", "CPU architecture"),
@@ -118,7 +118,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
-        return "?"
+        return _UNREAD
 
 
 def cpu(threads: int) -> dict[str, Any]:
@@ -139,8 +139,17 @@ def thread_count(threads: int) -> int:
 
     Runtimes choose differently by themselves: ONNX Runtime takes physical cores, CTranslate2 logical ones.
     """
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return threads or min(usable, _physical_cores() or usable)
+    return threads or usable_cores()
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use. Threads of one core count once: products of matrices gain nothing by the second."""
+    if not hasattr(os, "sched_getaffinity"):
+        usable = os.cpu_count() or 1
+        return min(usable, _physical_cores() or usable)
+    usable = os.sched_getaffinity(0)
+    siblings = {_read(_CPUS / f"cpu{i}" / "topology" / "thread_siblings_list") for i in usable}
+    return len(usable) if _UNREAD in siblings else len(siblings)
 
 
 def _instructions() -> list[str]:

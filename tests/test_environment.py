@@ -88,6 +88,17 @@ def test_the_cores_that_a_process_may_use_count(elsewhere, monkeypatch):
     assert machine.fingerprint() != before
 
 
+@pytest.mark.parametrize(
+    ("usable", "cores"), [({0, 1, 2, 3}, 2), ({0, 1}, 1), ({0, 2}, 2), ({0, 1, 2}, 2), ({3}, 1), ({0, 9}, 2)], ids=str
+)
+def test_threads_of_one_core_count_once(elsewhere, monkeypatch, usable, cores):
+    """Of two cores with two threads each; of one that the system does not describe, each thread counts."""
+    elsewhere(siblings=("0-1", "0-1", "2-3", "2-3"))
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: usable, raising=False)
+    assert machine.thread_count(0) == machine.usable_cores() == cores
+    assert machine.thread_count(7) == 7
+
+
 def test_a_system_that_tells_nothing_has_a_fingerprint_too(monkeypatch, tmp_path, elsewhere):
     elsewhere()
     monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,14 +122,10 @@ class TritonPythonModel:
 
 
 def _share(config: Mapping[str, Any]) -> int:
-    """Return the cores of each instance. Threads of one core count once, as products of matrices gain nothing by the second."""
-    usable = os.sched_getaffinity(0)
-    try:
-        listed = [Path(f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list") for i in usable]
-        cores = len({path.read_text(encoding="ascii") for path in listed})
-    except OSError:
-        cores = len(usable)
-    return max(1, cores // sum(group["count"] for group in config["instance_group"]))
+    """Return the cores of each instance."""
+    from adtp_export.environment import usable_cores
+
+    return max(1, usable_cores() // sum(group["count"] for group in config["instance_group"]))
 
 
 def _decoded(name: str, value: Any) -> str:
