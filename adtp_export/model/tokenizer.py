@@ -19,7 +19,7 @@ from ..data.truncate import prepared
 from ..errors import InputError, MissingDependencyError, ellipsize, quoted
 from ..io import check_regular
 from .registry import backbone, fields
-from .tokenizer_settings import TOKENIZER, TOKENIZER_SETTINGS, WORD_PIECE, follow, kind_of, settings_of
+from .tokenizer_settings import TOKENIZER, TOKENIZER_SETTINGS, WORD_PIECE, class_named, follow, kind_of, settings_of
 
 TOKEN_NAMES = ("special_tokens_map.json", "added_tokens.json")
 TOKENIZER_FILES = (
@@ -132,7 +132,7 @@ def _check_kind(directory: Path, found: str, config: Any) -> None:
         raise InputError("it has code of its own, which is not run; save it as tokenizer.json, and leave auto_map out")
     if (kinds := _OWN_FILES.get(found)) is None:
         return
-    named = settings.get("tokenizer_class") or getattr(config, "tokenizer_class", None)
+    named = class_named(settings, config)
     other = config.model_type == "mpnet" or (
         named and kind_of(named) not in kinds and named != "PreTrainedTokenizerFast"
     )
@@ -295,7 +295,7 @@ def _sentence_piece(directory: Path, config: Any) -> Tokenizer:
     Raises:
         InputError: a family whose conversion is not known. MissingDependencyError: what reads the file is not installed.
     """
-    named = str(settings_of(directory).get("tokenizer_class", "")).removesuffix("Fast") + "Fast"
+    named = (class_named(settings_of(directory), config) or "").removesuffix("Fast") + "Fast"
     family = named if named in _CLASSES.values() else _CLASSES.get(config.model_type)
     if family is None:
         raise InputError(

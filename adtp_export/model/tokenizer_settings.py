@@ -40,6 +40,12 @@ def kind_of(named: object) -> str:
     return str(named).removesuffix("Fast").removesuffix("Tokenizer")
 
 
+def class_named(settings: Mapping[str, Any], config: Any) -> str | None:
+    """Return the class of a tokenizer that `tokenizer_config.json` names, or else `config.json`, in the order of `AutoTokenizer`."""
+    named = settings.get("tokenizer_class") or getattr(config, "tokenizer_class", None)
+    return str(named) if named else None
+
+
 def follow(tokenizer: Tokenizer, settings: Mapping[str, Any], config: Any) -> Tokenizer:
     """Return a tokenizer with the types of tokens and the space before a text that settings ask for.
 
@@ -47,13 +53,13 @@ def follow(tokenizer: Tokenizer, settings: Mapping[str, Any], config: Any) -> To
         settings: of `tokenizer_config.json`. config: of the encoder, in transformers' terms.
     """
     tokenizer = _with_prefix_space(tokenizer, settings, config)
-    follow_inputs(tokenizer, _inputs(settings))
+    follow_inputs(tokenizer, _inputs(settings, config))
     return tokenizer
 
 
 def _with_prefix_space(tokenizer: Tokenizer, settings: Mapping[str, Any], config: Any) -> Tokenizer:
     """Have a byte-level tokenizer read the first word of a text as one behind a space, or not, as its class in transformers does."""
-    named = settings.get("tokenizer_class") or getattr(config, "tokenizer_class", None)
+    named = class_named(settings, config)
     of_such_a_class = kind_of(named) in BYTE_LEVEL if named else config.model_type in _BYTE_LEVEL_MODELS
     if not of_such_a_class or TOKENIZER_MAPPING_NAMES.get(config.model_type) == _ANY_KIND:  # whatever is named
         return tokenizer
@@ -76,14 +82,14 @@ def _spaced(step: Any, spaced: bool) -> Any:
     return {name: spaced if name == "add_prefix_space" else _spaced(value, spaced) for name, value in step.items()}
 
 
-def _inputs(settings: Mapping[str, Any]) -> list[str]:
-    """Return the names of what a tokenizer gives: those of the settings, else of the class that they name, as it is in the transformers
+def _inputs(settings: Mapping[str, Any], config: Any) -> list[str]:
+    """Return the names of what a tokenizer gives: those of the settings, else of the class that is named, as it is in the transformers
     that is installed; a class that is not there is taken for a general one."""
-    listed, named = settings.get("model_input_names"), settings.get("tokenizer_class")
+    listed, named = settings.get("model_input_names"), class_named(settings, config)
     if listed or not named:
         return list(listed or INPUTS)
     try:
-        return list(getattr(transformers, str(named)).model_input_names)
+        return list(getattr(transformers, named).model_input_names)
     except (AttributeError, ImportError):
         return list(transformers.PreTrainedTokenizerFast.model_input_names)
 
@@ -138,11 +144,11 @@ def ignored_settings(home: Path, tokenizer: Tokenizer, config: Any, longest: int
         told.append(f"model_max_length, {limit}, is ignored: texts are read up to {longest} tokens")
     if settings.get("split_special_tokens"):
         told.append("split_special_tokens is ignored: special tokens that are typed in a text are read as such")
-    named = settings.get("tokenizer_class")
+    named = class_named(settings, config)
     if kind_of(named) in WORD_PIECE if named else config.model_type in _WORD_PIECE_MODELS:
         told += _otherwise_normalized(settings, parts(tokenizer.normalizer))
     typed = getattr(config, "type_vocab_size", 0) > 1 and not settings.get("model_input_names")
-    if typed and TOKEN_TYPE_IDS not in _inputs(settings) and _has_types(home):
+    if typed and TOKEN_TYPE_IDS not in _inputs(settings, config) and _has_types(home):
         told.append(
             f"model_input_names is missing: every token of a pair has the type 0, as in transformers {transformers.__version__}; "
             f"list token_type_ids there if the model was trained with the types of {TOKENIZER}, as before transformers 5"

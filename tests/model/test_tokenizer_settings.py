@@ -182,13 +182,15 @@ def test_pairs_have_types_where_the_tokenizer_says_that_the_model_reads_them(tmp
     assert all((trained[name] == batch[name]).all() for name in batch)
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
 @pytest.mark.parametrize("named", [{}, {"do_lower_case": True}, {"tokenizer_class": "DistilBertTokenizer"}], ids=str)
-def test_pairs_have_the_types_of_the_class_that_transformers_takes_also_once_imported(tmp_path, named):
+def test_pairs_have_the_types_of_the_class_that_transformers_takes_also_once_imported(tmp_path, named, file):
     model = write_plain(tmp_path / "model", "sequence")
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer.post_processor = TEMPLATE
     tokenizer.save(str(model / "tokenizer.json"))
-    (model / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]", **named}))
+    (model / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]"}))
+    edit_json(model / file, **named)
     adtp_export.import_checkpoint(model, tmp_path / "imported")
     asked = transformers.AutoTokenizer.from_pretrained(model)("a film", "great")
     for place in (model, tmp_path / "imported"):
