@@ -58,6 +58,9 @@ def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path):
     assert begun()
     with pytest.raises(InputError, match=r"other settings \(mixed_precision\)"):
         begun(mixed_precision="bf16")
+    (tmp_path / "moved").mkdir()
+    files["train"] = shutil.move(files["train"], tmp_path / "moved")
+    assert begun()
     lock = hold(out)
     with pytest.raises(InputError, match="another run works in"):
         begun()

@@ -65,8 +65,10 @@ def _opened(out: Path, chosen: TuneOptions) -> bool:
         if not _are_settings(before):
             raise InputError(f"--out: {stored} is not of adtp-tune; give a new or an empty directory")
         may_differ = GOAL if finished else () if planned else (*GOAL, "hours")
-        names = [name for name in _differing(settings["options"], before["options"]) if name not in may_differ]
         hashes = before["sha256"]  # an earlier version did not have all of today's
+        by_content = {name.rstrip("/") for name in settings["sha256"].keys() & hashes.keys()}  # wherever it lies now
+        differing = _differing(settings["options"], before["options"])
+        names = [name for name in differing if name not in may_differ and name not in by_content]
         changed = (name for name, now in settings["sha256"].items() if hashes.get(name, now) != now)
         names += [f"the content of {name.rstrip('/')}" for name in changed]
         if names and begun:
