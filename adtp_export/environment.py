@@ -145,8 +145,7 @@ def thread_count(threads: int) -> int:
 def usable_cores() -> int:
     """Return how many cores this process may use. Threads of one core count once: products of matrices gain nothing by the second."""
     if not hasattr(os, "sched_getaffinity"):
-        usable = os.cpu_count() or 1
-        return min(usable, _physical_cores() or usable)
+        return _physical_cores() or os.cpu_count() or 1
     usable = os.sched_getaffinity(0)
     siblings = {_read(_CPUS / f"cpu{i}" / "topology" / "thread_siblings_list") for i in usable}
     return len(usable) if _UNREAD in siblings else len(siblings)

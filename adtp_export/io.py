@@ -34,6 +34,20 @@ MAX_ROW = 1 << 26
 """Characters of a row, or of a document in JSON: small compressed files hold lines of gigabytes. They take up to 2 GB of memory."""
 
 
+def check_readable_name(directory: str | os.PathLike[str]) -> None:
+    """See that a directory's name is text: safetensors and ONNX Runtime open no others.
+
+    Raises:
+        InputError: its bytes are not UTF-8.
+    """
+    try:
+        os.fspath(directory).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{directory}: the name of this directory is not UTF-8, and no weights can be read there; rename it"
+        ) from error
+
+
 def check_regular(path: Path) -> None:
     """See that a path, where it exists, is a file: pipes, sockets and devices would wait or never end.
 

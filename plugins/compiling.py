@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -16,8 +17,11 @@ from typing import Any
 
 from ..artifacts.records import sha256
 from ..errors import EngineBuildError, InputError, MissingDependencyError
+from ..io import telling_full_disk
 
 SYSTEM = f"{platform.system()} {platform.machine()}"
+LEAST_ROOM = 1 << 20
+"""Bytes in the directory of temporary files; with fewer, that is why a compiler has ended."""
 
 
 def check_cmake(environment: Mapping[str, str] = os.environ) -> str:
@@ -55,7 +59,7 @@ def build(
     """
     check_cmake(environment)
     name, said = record
-    with tempfile.TemporaryDirectory() as scratch:
+    with telling_full_disk(), tempfile.TemporaryDirectory() as scratch:
         if kernels is not None:
             table = Path(scratch) / "kernels.cpp"
             table.write_text(kernels(), encoding="ascii")
@@ -149,6 +153,8 @@ def _run(command: list[Any], environment: Mapping[str, str]) -> None:
         return
     if "No CMAKE_CXX_COMPILER" in said or "CMAKE_CXX_COMPILER not set" in said:
         raise MissingDependencyError("adtp-plugin build needs a C++17 compiler: g++, clang++ or MSVC; install one")
+    if shutil.disk_usage(tempfile.gettempdir()).free < LEAST_ROOM:  # compilers say it in many ways, or not at all
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     errors = [line for line in said.splitlines() if "error" in line.lower()]
     raise EngineBuildError("the C++ plugin does not compile:\n" + "\n".join(errors[:10] or said.splitlines()[-10:]))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import InputError, quoted
-from ..io import exchange, flush, flush_alone, hold, is_full, umask
+from ..io import check_readable_name, exchange, flush, flush_alone, hold, is_full, umask
 from .checks import checked_file
 from .records import MANIFEST_NAME, Manifest
 
@@ -57,6 +57,7 @@ class OutputDirectory:
             self.path = Path(os.path.realpath(path))  # of a symlink, what it points to
         except ValueError as error:
             raise InputError(f"got {quoted(str(path))}, which is no path ({error})") from error
+        check_readable_name(self.path)
         self.beside = beside or self.path
         self._replace = force or update
         self._before: Manifest | None = None
@@ -253,7 +254,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if is_full(error):
             raise InputError(
-                f"{path}: the disk is full ({error.strerror}); free some space or give another place"
+                f"{path}: the disk is full ({error.strerror or 'no room is left'}); free some space or give another place"
             ) from error
         raise InputError(f"{path} cannot be written ({error.strerror or error}); give another place") from error
 
@@ -330,8 +331,9 @@ def alone_in(out: Path) -> Iterator[None]:
     """Keep other runs out of a directory in a block.
 
     Raises:
-        InputError: another run works there.
+        InputError: another run works there, or its name is no text.
     """
+    check_readable_name(out)
     try:
         lock = hold(out)
     except BlockingIOError:

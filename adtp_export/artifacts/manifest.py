@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import AdtpError, InputError
-from ..io import json_text
+from ..io import check_readable_name, json_text
 from .directory import OutputDirectory, recover, writing
 from .records import MANIFEST_NAME, Manifest, file_entry
 
@@ -22,6 +22,7 @@ def read_manifest(directory: Path) -> Manifest:
     Raises:
         InputError: `directory` is not an output directory of adtp-export, or is damaged.
     """
+    check_readable_name(directory)
     with contextlib.suppress(OSError, ValueError):  # the manifest's own message says more
         recover(directory)
     return Manifest.read(directory)

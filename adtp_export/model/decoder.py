@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-from transformers.utils import logging
 
 from ..contract import ANYRES, GRID, SQUARE
 from ..errors import InputError, ellipsize, quoted
@@ -25,7 +24,7 @@ from .image_pruners import DIVPRUNE, Stage, read_stages
 from .image_tokens import spread_over
 from .plain import architectures
 from .vision import KINDS, Vision, language_model
-from .weights import weight_files
+from .weights import no_bars, weight_files
 
 TEXT_ALONE = "ForCausalLM"
 """What the names of the classes end with that read text alone."""
@@ -261,22 +260,18 @@ def _configuration(raw: Mapping[str, Any], path: Path, has_images: bool) -> Any:
 
 def load_model(directory: Path, config: Any, kind: Any, allow_pickle: bool = False) -> Any:
     """Load weights in fp32; raises InputError where these are not those of the configuration."""
-    shows = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     try:
-        model, found = kind.from_pretrained(
-            directory,
-            config=config,
-            dtype=torch.float32,
-            use_safetensors=None if allow_pickle else True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with no_bars():
+            model, found = kind.from_pretrained(
+                directory,
+                config=config,
+                dtype=torch.float32,
+                use_safetensors=None if allow_pickle else True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except Exception as error:  # of many kinds
         raise InputError(f"{directory}: the weights cannot be loaded: {ellipsize(str(error))}") from error
-    finally:
-        if shows:
-            logging.enable_progress_bar()
     for told in ("missing_keys", "mismatched_keys"):
         if names := sorted(map(str, found[told])):
             raise InputError(f"{directory}: the weights do not match config.json: {told} {', '.join(names[:4])}")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from transformers.utils import logging
 
 from ..artifacts.records import MANIFEST_NAME
 from ..errors import InputError, ellipsize, quoted
-from ..io import read_json
+from ..io import check_readable_name, read_json
 from .plain import check_float
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -35,8 +38,22 @@ def first_file(directory: Path) -> Path | None:
     return next((directory / name for name in names if (directory / name).is_file()), None)
 
 
+@contextlib.contextmanager
+def no_bars() -> Iterator[None]:
+    """Keep transformers' progress bars off in a block."""
+    shows = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shows:
+            logging.enable_progress_bar()
+
+
 def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
-    """Return the files that hold the weights; raises InputError where there are none, or only a pickle without leave."""
+    """Return the files that hold the weights; raises InputError where there are none, or only a pickle without leave, or in a directory
+    whose name is no text."""
+    check_readable_name(directory)
     if any((directory / name).is_file() for name in ADAPTER_WEIGHTS):
         check_adapter(directory, "beside its model")
     place = first_file(directory)

@@ -147,12 +147,14 @@ class StudentDirectory(OutputDirectory):
 def _write(checkpoint: Checkpoint, work: Path) -> PrunedEncoder:
     """Write configuration, weights and tokenizer; return the student."""
     from ..model.text_settings import TEXTS
+    from ..model.weights import no_bars
     from .companions import write_tokenizer
 
     student = _in_format_2(checkpoint.student)
     if checkpoint.settings:
         setattr(student.config, TEXTS, dict(checkpoint.settings))
-    student.save_pretrained(work)
+    with no_bars():
+        student.save_pretrained(work)
     share(*work.glob("*.safetensors"))
     write_tokenizer(checkpoint, work, checkpoint.max_tokens)
     _name_tokenizer(checkpoint, work)

@@ -57,6 +57,21 @@ def files_of(processes: int) -> tuple[str, ...]:
     return (WEIGHTS, "optimizer.pt", "scheduler.pt", STATE, *states)
 
 
+def _launch(processes: int) -> str:
+    run = "-m adtp_export.cli.train"
+    return f"torchrun --nproc-per-node {processes} {run}" if processes > 1 else "adtp-train"
+
+
+def _others(checkpoint: Path, processes: int) -> int | None:
+    """Return how many processes wrote a checkpoint that is whole, where it is another number; None where not, or it does not say."""
+    try:
+        wrote = sum(name.startswith("rng_state") for name in read_json(checkpoint / HASHES))
+    except (InputError, TypeError, AttributeError):
+        return None
+    other = wrote not in (0, processes) and broken_seal(checkpoint, files_of(wrote)) is None
+    return wrote if other else None
+
+
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.rsplit("-", 1)[1])
 
@@ -76,22 +91,27 @@ def forget_newer(last: Path) -> None:
     processes.wait_for_everyone()
 
 
-def newest_whole(work: Path, needed: Sequence[str], note: Callable[[str], None]) -> Path | None:
+def newest_whole(work: Path, processes: int, note: Callable[[str], None]) -> Path | None:
     """Return the newest checkpoint of a stage that is whole; None where none was written to its end.
 
     Args:
         work: folder of the stage's checkpoints.
-        needed: files that each has to have (`files_of`).
+        processes: how many go on from it.
         note: is told which are passed over, and why.
 
     Raises:
-        InputError: there are checkpoints, and none is whole.
+        InputError: there are checkpoints, and none is whole; or another number of processes wrote them.
     """
     damaged = []
     for checkpoint in sorted(work.glob(f"{PREFIX_CHECKPOINT_DIR}-[0-9]*"), key=_step, reverse=True):
         if not (checkpoint / HASHES).exists():  # it is written last
             note(f"passing over {checkpoint.name}, which was not written to its end")
-        elif found := broken_seal(checkpoint, needed):
+        elif wrote := _others(checkpoint, processes):
+            raise InputError(
+                f"--resume: got {processes} {'process' if processes == 1 else 'processes'}, and {wrote} began the run; "
+                f"type: {_launch(wrote)} --resume, with the same --out"
+            )
+        elif found := broken_seal(checkpoint, files_of(processes)):
             damaged.append(f"{checkpoint.name}: {found}")
             note(f"passing over {checkpoint.name}, which is damaged ({found})")
         else:

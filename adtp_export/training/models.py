@@ -22,7 +22,7 @@ from ..data.truncate import unset
 from ..data.windows import MINIMUM
 from ..errors import InputError, did_you_mean, quoted
 from ..imports import ReadOptions, open_checkpoint
-from ..io import share
+from ..io import check_readable_name, share
 from ..model import registry
 from ..model.config import AdtpBertConfig, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
@@ -67,6 +67,7 @@ def load_config(source: str) -> PretrainedConfig:
     Raises:
         InputError: it cannot be loaded, is of no known backbone, or has pickled weights alone.
     """
+    check_readable_name(source)
     try:
         config = AutoConfig.from_pretrained(source)
     except Exception as error:  # missing files, no network, unknown types: many types

@@ -19,7 +19,8 @@ from transformers.utils import logging as transformers_logging
 
 from ..environment import give_back_freed_memory, keep_freed_memory
 from ..errors import InputError
-from .checkpoints import WEIGHTS, broken_seal, files_of, forget_newer, newest_whole, seal
+from ..model.weights import no_bars
+from .checkpoints import WEIGHTS, broken_seal, forget_newer, newest_whole, seal
 from .data import Examples, LengthGrouped
 from .methods.base import Method
 from .settings import BF16, TrainOptions
@@ -74,7 +75,7 @@ def run_stage(stage: Stage, settings: TrainOptions, audience: Audience) -> bool:
     trainer = StageTrainer(stage, settings, Narrator(audience))
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Keeper(stage, settings.patience, audience))
-    last = newest_whole(stage.work, files_of(PartialState().num_processes), audience.note)
+    last = newest_whole(stage.work, PartialState().num_processes, audience.note)
     if last is not None:
         audience.note(f"going on from {last.name}")
         forget_newer(last)
@@ -136,15 +137,13 @@ def autocast(settings: TrainOptions, device: torch.device) -> torch.autocast:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers, as the stages tell what a user should know; the caller's settings come back at the end."""
-    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     try:
-        yield
+        with no_bars():
+            yield
     finally:
         transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 class StageTrainer(Trainer):

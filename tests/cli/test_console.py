@@ -11,11 +11,15 @@ import sys
 import pytest
 from testbed import run_cli
 
+from adtp_export.artifacts.directory import OutputDirectory, alone_in
+from adtp_export.artifacts.manifest import read_manifest
 from adtp_export.artifacts.records import Manifest, Note
 from adtp_export.cli.console import counting_rows, make_table, print_json, rich_console
 from adtp_export.cli.parsing import Parser
-from adtp_export.errors import MAX_SHOWN, printable, quoted
+from adtp_export.errors import MAX_SHOWN, InputError, printable, quoted
+from adtp_export.model.weights import weight_files
 from adtp_export.report import markdown
+from adtp_export.training.models import load_config
 
 ESCAPES = "\x1b[31m\x9b1m\u202e\udcff\x07"
 FULL = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), {})"
@@ -165,6 +169,24 @@ def test_rows_are_counted_on_a_terminal(monkeypatch):
             print("an answer")
         assert ("1,500 rows" in sys.stderr.getvalue()) == ("rows/s" in sys.stderr.getvalue()) == expected
         assert sys.stdout.getvalue() == "an answer\n"
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [
+        read_manifest,
+        OutputDirectory,
+        lambda place: alone_in(place).__enter__(),
+        lambda place: weight_files(place, allow_pickle=False),
+        lambda place: load_config(str(place)),
+    ],
+    ids=["manifest", "output", "run", "weights", "teacher"],
+)
+def test_directories_whose_names_are_no_text_are_named(tmp_path, opened):
+    """Libraries in Rust open no such path, and their words sound like damage."""
+    (place := tmp_path / os.fsdecode(b"\xff")).mkdir()
+    with pytest.raises(InputError, match="the name of this directory is not UTF-8.*; rename it$"):
+        opened(place)
 
 
 @pytest.mark.parametrize("columns", ["20", "60", "80", "200"])

@@ -254,6 +254,7 @@ def test_times_of_candidates_on_another_machine_are_told(tmp_path, monkeypatch):
         steps = Heard()
         assert exports.timed(built, [("a", "fp32")], None, tmp_path, steps).device["model"] == "first processor"
         assert steps.notes[-1].startswith("the machine was busy")
+        assert f"to time them again, remove {tmp_path / exports.TIMES} and give the same command" in steps.notes[-1]
         notes.append(steps.notes[:-1])
     assert notes == [[], [], ["candidates were timed on another machine (first processor); this one may differ"]]
 

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from testbed import run_cli
 
-from adtp_export.errors import EngineBuildError, MissingDependencyError
+from adtp_export.errors import EngineBuildError, InputError, MissingDependencyError
+from adtp_export.io import telling_full_disk
 from adtp_export.plugins import binaries, compiling, library, shipped
 
 COMPILER = """
@@ -49,6 +51,16 @@ def test_a_build_that_is_ended_ends_its_compilers():
     assert build.wait(60) == 128 + signal.SIGTERM
     while compilers():
         time.sleep(0.02)
+
+
+def test_a_compiler_that_had_no_room_is_not_blamed(monkeypatch):
+    """CMake says that there is no Makefile where it could not write one."""
+    command = [sys.executable, "-c", "print('No rule to make target'); raise SystemExit(1)"]
+    with pytest.raises(EngineBuildError, match="No rule to make target"):
+        compiling._run(command, os.environ)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=0))
+    with pytest.raises(InputError, match=r"the disk is full; free some space, or type TMPDIR=DIR"), telling_full_disk():
+        compiling._run(command, os.environ)
 
 
 def test_what_a_compiler_says_is_read_whatever_its_encoding():
@@ -152,6 +164,7 @@ def test_tensorrt_rtx_takes_it_in_place_of_the_python_host(built, exported):
     """In a process of its own: a library's creators stay."""
     code = f"""
 from pathlib import Path
+from types import SimpleNamespace
 from adtp_export.runtimes import tensorrt
 from adtp_export.artifacts.records import PLUGIN, ShapeRange
 from adtp_export.plugins import tensorrt as host

@@ -15,7 +15,7 @@ from torch import nn
 
 from adtp_export.data.tokenize import TokenizedText
 from adtp_export.errors import InputError
-from adtp_export.training.checkpoints import HASHES, STATE, WEIGHTS, broken_seal, files_of, seal
+from adtp_export.training.checkpoints import HASHES, STATE, WEIGHTS, broken_seal, files_of, newest_whole, seal
 from adtp_export.training.data import Examples
 from adtp_export.training.settings import TrainOptions
 from adtp_export.training.trainer import Audience, Stage, run_stage
@@ -206,6 +206,23 @@ def test_where_none_is_whole_one_message_says_what_to_type(work, whole):
     assert f"type: rm -r {work}, and give --resume again" in message
     shutil.rmtree(work)
     assert torch.equal(Run(work).go(), whole)
+
+
+@pytest.mark.parametrize(("began", "now"), [(2, 1), (1, 2), (3, 2)])
+def test_another_number_of_processes_is_no_damage(tmp_path, began, now):
+    (checkpoint := tmp_path / "checkpoint-3").mkdir()
+    for name in files_of(began):
+        (checkpoint / name).write_text(name)
+    seal(checkpoint)
+    assert newest_whole(tmp_path, began, print) == checkpoint
+    with pytest.raises(
+        InputError, match=rf"--resume: got {now} process.*, and {began} began the run; type: .*--resume"
+    ):
+        newest_whole(tmp_path, now, print)
+    flip(checkpoint / WEIGHTS)
+    for processes in (began, now):
+        with pytest.raises(InputError, match="no checkpoint in .* is whole"):
+            newest_whole(tmp_path, processes, print)
 
 
 @pytest.mark.parametrize("damage", [flip, pytest.param(remove, marks=pytest.mark.slow)])

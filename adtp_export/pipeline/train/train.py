@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...artifacts.directory import alone_in, remove, writing
 from ...contract import HEAD_EMBEDDING
 from ...environment import processor, versions
-from ...errors import InputError, flag_name, needs_extras
+from ...errors import InputError, ellipsize, flag_name, needs_extras
 from ...io import json_text, telling_full_disk
 from ...options import PathLike, takes
 from ...training.method_table import ANSWERS, ATTRIBUTION
@@ -66,7 +67,8 @@ def train(run: RunOptions, **settings: Any) -> dict[str, Any]:
             What was trained so far stays in `out`, for `resume`.
         MissingDependencyError: a package for training is not installed; the message says how to install it.
     """
-    place, steps, views = Path(run.out), run.steps or Steps(), _cache(run.cache or Path(run.out, WORK, VIEWS))
+    place, views = Path(run.out), _cache(run.cache or Path(run.out, WORK, VIEWS))
+    steps = Steps() if run.steps is None or os.environ.get("RANK", "0") != "0" else run.steps
     with steps.step("import_s", "importing PyTorch and transformers"):
         processes = _import()
     from ...training.task import read_task
@@ -79,7 +81,11 @@ def train(run: RunOptions, **settings: Any) -> dict[str, Any]:
         with steps.step("data_s", "reading the data") as progress:
             task = read_task(chosen, progress)
         teacher = _known_teacher(task)
-        with _claimed(run, task.settings, steps, processes), telling_full_disk(place, GO_ON):
+        with (
+            _claimed(run, task.settings, steps, processes),
+            telling_full_disk(place, GO_ON),
+            _telling_lost_process(processes),
+        ):
             steps.note(str(task))
             teacher = teacher or _tuned_teacher(task, place, steps, processes)
             figures, task = _explain(teacher, task, views, steps, processes)
@@ -94,6 +100,23 @@ def train(run: RunOptions, **settings: Any) -> dict[str, Any]:
             if processes.is_main_process:
                 _write(place, task, model, record)
     return record
+
+
+_LOST = re.compile("gloo|NCCL|connection (reset|closed) by peer", re.IGNORECASE)
+
+
+@contextlib.contextmanager
+def _telling_lost_process(processes: PartialState) -> Iterator[None]:
+    """Turn what is left of a run when one of its processes has ended into one clear message; other errors pass."""
+    try:
+        yield
+    except RuntimeError as error:
+        if processes.num_processes == 1 or not _LOST.search(str(error)):
+            raise
+        raise InputError(
+            f"another process of this run has ended ({ellipsize(str(error))}); see what it has printed, then start all of them again with "
+            "--resume"
+        ) from error
 
 
 def _cache(place: PathLike) -> Path:

@@ -136,7 +136,7 @@ def timed(
         directory.write(path, {name: asdict(each) for name, each in known.items()})
     elif known[key].device["fingerprint"] != fingerprint():
         steps.note(f"candidates were timed on another machine ({known[key].device['model']}); this one may differ")
-    _note_margins(known[key].times, steps)
+    _note_margins(known[key].times, path, steps)
     return known[key]
 
 
@@ -144,14 +144,17 @@ def _all_timed(document: Mapping[str, Any]) -> dict[str, Timed]:
     return {key: Timed.of(each) for key, each in document.items()}
 
 
-def _note_margins(measured: Mapping[str, Mapping[str, float]], steps: Steps) -> None:
+def _note_margins(measured: Mapping[str, Mapping[str, float]], path: Path, steps: Steps) -> None:
     """Say which speedups are known to less than `times.WITHIN`, as on a busy machine."""
     wide = {
         name: share for name, found in measured.items() if (share := found["margin"] / found["speedup"]) > times.WITHIN
     }
     if wide:
         told = ", ".join(f"{name} to {share:.0%}" for name, share in wide.items())
-        steps.note(f"the machine was busy: speedups are known less well than to {times.WITHIN:.0%} ({told})")
+        steps.note(
+            f"the machine was busy: speedups are known less well than to {times.WITHIN:.0%} ({told}); to time them again, remove "
+            f"{path} and give the same command"
+        )
 
 
 def confirmed(
