@@ -55,8 +55,6 @@ SEEDS = (0, 1, 2)
 SEEDS_OF_ONE_TEXT = (3, 4, 5)
 """For AD-TP at the times of one text at a time, and for what it is compared with: students of a seed need one teacher, and those of the
 other seeds were not kept."""
-SEED_OF_DENSE = 4
-"""Of long texts, for a student of all layers, which takes longest."""
 HOPELESS = -0.03
 RATES, RATES_AT = (5e-5, 1e-4, 2e-4), (2, 3)
 """Learning rates, among which dev chooses, and the layers whose time the students have that learn at each of them."""
@@ -135,7 +133,7 @@ def planned(dataset: str, arm: tuple[str, int, int, float], seed: int) -> bool:
     if seed in SEEDS_OF_ONE_TEXT:
         needed = batch == BATCHES[1] or (kind == LAYERS and at < FULL)
         if dataset == "20news":  # whose dense student of seed 0 was not trained
-            needed = needed or kind == BOTH or (kind, seed) == (LAYERS, SEED_OF_DENSE)
+            needed = needed or kind == BOTH or (kind, seed) == (LAYERS, SEEDS_OF_ONE_TEXT[1])
         return dataset != TAGGED and needed
     return seed == 0 or (dataset, kind, at) != ("20news", LAYERS, FULL)
 
