@@ -131,10 +131,8 @@ def planned(dataset: str, arm: tuple[str, int, int, float], seed: int) -> bool:
     """Say whether an arm is run with a seed."""
     kind, at, batch, _ = arm
     if seed in SEEDS_OF_ONE_TEXT:
-        needed = batch == BATCHES[1] or (kind == LAYERS and at < FULL)
-        if dataset == "20news":  # whose dense student of seed 0 was not trained
-            needed = needed or kind == BOTH or (kind, seed) == (LAYERS, SEEDS_OF_ONE_TEXT[1])
-        return dataset != TAGGED and needed
+        more = dataset == "20news" and (kind == BOTH or (kind, seed) == (LAYERS, SEEDS_OF_ONE_TEXT[1]))
+        return dataset != TAGGED and (more or batch == BATCHES[1] or (kind == LAYERS and at < FULL))
     return seed == 0 or (dataset, kind, at) != ("20news", LAYERS, FULL)
 
 
