@@ -100,7 +100,8 @@ class Students:
             seeds.setdefault(accuracy, []).append(str(seed))
         if len(seeds) == 1:
             return f"teacher {next(iter(seeds)):.1%}"
-        told = (f"{share:.1%} (seed{'s' * (len(own) > 1)} {' and '.join(own)})" for share, own in seeds.items())
+        named = {share: " and ".join(filter(None, (", ".join(own[:-1]), own[-1]))) for share, own in seeds.items()}
+        told = (f"{share:.1%} (seed{'s' * (len(seeds[share]) > 1)} {own})" for share, own in named.items())
         return f"teachers {', '.join(told)}"
 
     def find(self, arm: str, at: int, batch: int, precision: str = FP32) -> Arm | None:
