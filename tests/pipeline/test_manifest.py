@@ -210,6 +210,23 @@ def test_earlier_targets_are_timed_with_new_ones(exported, tmp_path, monkeypatch
     assert not timing.time_targets(run, SimpleNamespace(batches=[]), {}, before, 2).details
 
 
+def test_a_large_earlier_target_that_does_not_open_is_left_out(exported, tmp_path, monkeypatch):
+    """Large models are opened one at a time, and then there is none to time."""
+
+    def opened(run, found, name, spec, target):
+        if name == FP32:
+            raise EngineBuildError(name)
+
+    monkeypatch.setattr(timing, "_opened", opened)
+    monkeypatch.setattr(timing, "_timed_batch", lambda run, batches: {"input_ids": np.zeros((1, 8))})
+    monkeypatch.setattr(timing, "in_this_process", lambda engines: lambda name, batch, warm=False: 1.0)
+    monkeypatch.setattr(timing, "stored_bytes", lambda path: timing.LARGE_BYTES + 1)
+    monkeypatch.setattr(timing, "TIMING_SECONDS", 0)
+    run = SimpleNamespace(engines={}, work=tmp_path, steps=Steps())
+    before, made = (exported({name: verified(name, 0.1)}).targets for name in (FP32, FP16))
+    assert list(timing.time_targets(run, SimpleNamespace(batches=[]), made, before, 2).details) == [FP16]
+
+
 def test_measures_on_different_rows_stand_in_different_tables(updated):
     told = markdown.render(updated).split("## Retention")[0]
     assert re.findall(r"onnxruntime-cpu-\w+|12\.50%|25\.00%|75\.00%|on [ab]\.tsv", told) == [
