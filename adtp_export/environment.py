@@ -147,8 +147,8 @@ def usable_cores() -> int:
     if not hasattr(os, "sched_getaffinity"):
         return _physical_cores() or os.cpu_count() or 1
     usable = os.sched_getaffinity(0)
-    siblings = {_read(_CPUS / f"cpu{i}" / "topology" / "thread_siblings_list") for i in usable}
-    return len(usable) if _UNREAD in siblings else len(siblings)
+    listed = {i: _read(_CPUS / f"cpu{i}" / "topology" / "thread_siblings_list") for i in usable}
+    return len({str(i) if siblings == _UNREAD else siblings for i, siblings in listed.items()})
 
 
 def _instructions() -> list[str]:

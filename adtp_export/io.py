@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import InputError, ellipsize, printable_json
+from .errors import InputError, ellipsize, printable_json, quoted
 
 try:
     import fcntl
@@ -35,17 +35,19 @@ MAX_ROW = 1 << 26
 
 
 def check_readable_name(directory: str | os.PathLike[str]) -> None:
-    """See that a directory's name is text: safetensors and ONNX Runtime open no others.
+    """See that all names in a path are text: safetensors and ONNX Runtime open no others.
 
     Raises:
-        InputError: its bytes are not UTF-8.
+        InputError: the bytes of one are not UTF-8.
     """
-    try:
-        os.fspath(directory).encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"{directory}: the name of this directory is not UTF-8, and no weights can be read there; rename it"
-        ) from error
+    for part in Path(directory).parts:
+        try:
+            part.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{directory}: the name {quoted(part)} in this path is not UTF-8, and neither safetensors nor ONNX Runtime opens such "
+                "paths; rename it"
+            ) from error
 
 
 def check_regular(path: Path) -> None:

@@ -55,7 +55,7 @@ def build(
     Raises:
         MissingDependencyError: CMake or a compiler is missing.
         EngineBuildError: the compiler refuses; the message has its words.
-        InputError: `directory` cannot be written.
+        InputError: `directory` cannot be written, or the disk is full.
     """
     check_cmake(environment)
     name, said = record

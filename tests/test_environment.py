@@ -89,7 +89,9 @@ def test_the_cores_that_a_process_may_use_count(elsewhere, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("usable", "cores"), [({0, 1, 2, 3}, 2), ({0, 1}, 1), ({0, 2}, 2), ({0, 1, 2}, 2), ({3}, 1), ({0, 9}, 2)], ids=str
+    ("usable", "cores"),
+    [({0, 1, 2, 3}, 2), ({0, 1}, 1), ({0, 2}, 2), ({0, 1, 2}, 2), ({3}, 1), ({0, 1, 9}, 2)],
+    ids=str,
 )
 def test_threads_of_one_core_count_once(elsewhere, monkeypatch, usable, cores):
     """Of two cores with two threads each; of one that the system does not describe, each thread counts."""

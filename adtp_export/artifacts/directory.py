@@ -331,9 +331,8 @@ def alone_in(out: Path) -> Iterator[None]:
     """Keep other runs out of a directory in a block.
 
     Raises:
-        InputError: another run works there, or its name is no text.
+        InputError: another run works there.
     """
-    check_readable_name(out)
     try:
         lock = hold(out)
     except BlockingIOError:

@@ -232,7 +232,7 @@ class Processes:
                 if not contender.process:
                     child = self._children[contender.name] = Child([sys.executable, "-c", SERVE])
                     # A deployed target chooses as it does for `load`.
-                    own = self.threads if contender.engine == DEPLOYED else thread_count(self.threads)
+                    own = self.threads if contender.engine in (DEPLOYED, SPINNING) else thread_count(self.threads)
                     child.connection.send((contender, own))
             for name in self._children:
                 self._answer(name)

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import printable
 from ..pipeline.bench.options import BenchOptions
 from ..pipeline.progress import Steps
-from .console import Console, has_rich, make_table, print_json, rich_console, run_command
+from .console import Console, has_rich, make_table, print_json, run_command, table_console
 from .parsing import Parser, parser_of, read
 
 COLUMNS = (
@@ -71,7 +71,7 @@ def show(document: Mapping[str, Any]) -> None:
     """Print tables of what `bench` found."""
     from rich.markup import escape
 
-    screen, results, device = rich_console(), document["results"], document["device"]
+    screen, results, device = table_console(), document["results"], document["device"]
     students = {(row["workload"], row["contender"]): row for row in results if row["contender"].startswith("student")}
     same = nearest_baseline(list(next(iter(students.values()))["vs"]))
     title = escape(printable(f"{document['subject']}: retention {document['retention']}"))
@@ -145,7 +145,7 @@ def _show_profiles(profiles: Sequence[Mapping[str, Any]], peaks: Mapping[str, An
         others = [f"{op} {share:.1%}" for op, share in profile["shares"].items() if op not in PRODUCTS]
         shares = f"{profile['accounted']:.1%}", f"{profile['product_share']:.1%}"
         table.add_row(profile["workload"], *shares, ", ".join(others[:5]), f"{profile['weights_ms']:.2f}")
-    screen = rich_console()
+    screen = table_console()
     screen.print(table)
     screen.print(
         f"This machine: {peaks['gflops']:.0f} GFLOP/s in a large fp32 matrix product of {peaks['runtime']}, "

@@ -65,16 +65,23 @@ class Console(Steps):
         self._out.print(f"[yellow]note[/]  {escape(printable(text))}")
 
     def print(self, *items: object) -> None:
-        self._out.print(*(printable(item) if isinstance(item, str) else item for item in items), markup=False)
+        console = table_console(stderr=True)
+        console.print(*(printable(item) if isinstance(item, str) else item for item in items), markup=False)
 
 
 def rich_console(stderr: bool = False) -> RichConsole:
-    """Return a console as wide as the terminal, or wide enough for tables where there is none, or hardly one."""
+    """Return a console as wide as the terminal, or wide enough for tables where there is none."""
     from rich.console import Console as RichConsole
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    console = RichConsole(stderr=stderr, highlight=False, width=None if terminal else WIDTH)
-    console.width = max(console.width, LEAST_WIDTH)
+    return RichConsole(stderr=stderr, highlight=False, width=None if terminal else WIDTH)
+
+
+def table_console(stderr: bool = False) -> RichConsole:
+    """Return a console for tables, which is not as narrow as the narrowest terminals: these break its lines. No bar may be shown there."""
+    console = rich_console(stderr)
+    if console.width < LEAST_WIDTH:
+        console.width = LEAST_WIDTH
     return console
 
 

@@ -27,7 +27,7 @@ from ..errors import InputError, flag_name, printable
 from ..explain.records import Explanation
 from ..report.explained import HEAD, in_words, rows
 from . import run_images, run_prompts, run_ray
-from .console import check_place, counting_rows, make_table, print_json, rich_console, run_command, write_npy
+from .console import check_place, counting_rows, make_table, print_json, run_command, table_console, write_npy
 from .parsing import Parser, add_version, is_given
 from .run_texts import TextsParser, add_texts, head_of, place, read, settle
 
@@ -362,7 +362,7 @@ def _print_table(answer: Mapping[str, Any], told: _Told, sites: Sequence[str]) -
     table = make_table(*HEAD)
     for row in rows(*told, sites):
         table.add_row(*(Cell(printable(cell)) for cell in row))
-    rich_console().print(table)
+    table_console().print(table)
     if figures := in_words(told[1].figures):
         print(figures)
     print()

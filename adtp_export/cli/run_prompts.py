@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import InputError, check_int, flag_name, printable, quoted
 from ..explain.records import PromptExplained
 from ..report.explained import FLOW_HEAD, largest, shown
-from .console import check_place, make_table, print_json, rich_console, watched, writing_place
+from .console import check_place, make_table, print_json, table_console, watched, writing_place
 from .parsing import Parser, is_given
 
 TAKEN = (
@@ -277,7 +277,7 @@ def _print_explained(options: argparse.Namespace, text: str, answer: str, explai
     table = make_table(*FLOW_HEAD)
     for row in largest(explained):
         table.add_row(*(Cell(printable(cell)) for cell in row))
-    rich_console().print(table)
+    table_console().print(table)
     print()
 
 

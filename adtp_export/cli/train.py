@@ -10,7 +10,7 @@ from ..errors import needs_extras
 from ..pipeline.train.options import RunOptions
 from ..pipeline.train.train import train
 from ..training.settings import TrainOptions
-from .console import Console, make_table, print_json, rich_console, run_command
+from .console import Console, make_table, print_json, run_command, table_console
 from .parsing import Parser, parser_of, read
 
 
@@ -68,7 +68,7 @@ def _summarize(record: dict[str, Any], out: Path, console: Console) -> None:
         table.add_row(f"FLOPs against {told}", "", f"1 / {student['flops_reduction'][name]:.2f}")
     for name, ranks in student["saliency"].items():
         table.add_row(f"saliency against attribution ({name}), Spearman", "", _told(ranks["spearman"], 3))
-    rich_console().print(table)
+    table_console().print(table)
     console.print(f"Wrote {out}; next: adtp-export {out}")
 
 

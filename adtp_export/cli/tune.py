@@ -10,7 +10,7 @@ from ..errors import needs_extras, printable
 from ..pipeline.tune.options import TuneOptions
 from ..pipeline.tune.tune import tune
 from ..report.tuned import COLUMNS, cells
-from .console import Console, make_table, print_json, rich_console, run_command
+from .console import Console, make_table, print_json, run_command, table_console
 from .parsing import Parser, parser_of, read
 
 NOTHING_FOUND = 1
@@ -56,7 +56,7 @@ def _show_plan(record: Mapping[str, Any]) -> None:
         table.add_row(f"{speedup:.2f}x", f"the model itself in {precision}")
     for level in plan["levels"]:
         table.add_row(f"{level['speedup']:.2f}x", "\n".join(level["told"]))
-    screen = rich_console()
+    screen = table_console()
     screen.print(table)
     rungs = ", ".join(f"{rows:,}" for rows in plan["rungs"])
     refined = f"; steps of bisection on {plan['refined']:,}" if plan["refined"] else ""
@@ -77,7 +77,7 @@ def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
     for each in record["candidates"]:
         table.add_row(*cells(each))
     if record["candidates"]:
-        rich_console().print(table)
+        table_console().print(table)
     best = record["chosen"]
     if best is not None:
         found = best["confirmed"]

@@ -101,7 +101,8 @@ def _hold_out(train: Table, count: int) -> tuple[list[int], list[int]]:
     random.Random(0).shuffle(numbers)
     if count >= len(numbers):
         raise InputError(
-            f"{train.source}: {len(numbers)} rows are too few to hold out {count} of them; give --dev FILE"
+            f"{train.source}: {len(numbers)} rows are too few to hold out {count} of them; give more rows, a smaller --dev-share, or "
+            "--train FILE with --dev FILE"
         )
     alike: dict[str, list[int]] = {}
     for i in numbers:

@@ -65,7 +65,7 @@ class TrainOptions(Options):
         "and otherwise classification", "data", choices=TASKS)
     dev_share: float = option(0.05,
         "share of the training rows held out if there is no dev split", "data",
-        within=Range(1e-3, 0.9, "from 0.001 to 0.9"))
+        within=Range(1e-6, 0.9, "from 0.000001 to 0.9"))
     train_rows: int | None = option(None, "train on this many rows, drawn with seed 0", "data", within=COUNT)
     max_tokens: int | None = option(None,
         "length at which texts are truncated, and to which the padded baseline is padded (default: 128, or what the model reads)",

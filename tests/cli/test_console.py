@@ -11,13 +11,15 @@ import sys
 import pytest
 from testbed import run_cli
 
-from adtp_export.artifacts.directory import OutputDirectory, alone_in
+from adtp_export.artifacts.directory import OutputDirectory
 from adtp_export.artifacts.manifest import read_manifest
 from adtp_export.artifacts.records import Manifest, Note
-from adtp_export.cli.console import counting_rows, make_table, print_json, rich_console
+from adtp_export.cli.console import counting_rows, make_table, print_json, table_console
 from adtp_export.cli.parsing import Parser
 from adtp_export.errors import MAX_SHOWN, InputError, printable, quoted
 from adtp_export.model.weights import weight_files
+from adtp_export.pipeline.tune.directory import claimed
+from adtp_export.pipeline.tune.options import TuneOptions
 from adtp_export.report import markdown
 from adtp_export.training.models import load_config
 
@@ -176,17 +178,18 @@ def test_rows_are_counted_on_a_terminal(monkeypatch):
     [
         read_manifest,
         OutputDirectory,
-        lambda place: alone_in(place).__enter__(),
+        lambda place: claimed(TuneOptions(model="m", train="t", out=place)).__enter__(),
         lambda place: weight_files(place, allow_pickle=False),
         lambda place: load_config(str(place)),
     ],
-    ids=["manifest", "output", "run", "weights", "teacher"],
+    ids=["manifest", "output", "tune", "weights", "teacher"],
 )
 def test_directories_whose_names_are_no_text_are_named(tmp_path, opened):
     """Libraries in Rust open no such path, and their words sound like damage."""
-    (place := tmp_path / os.fsdecode(b"\xff")).mkdir()
-    with pytest.raises(InputError, match="the name of this directory is not UTF-8.*; rename it$"):
+    (place := tmp_path / os.fsdecode(b"\xff") / "below").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"the name .*xff' in this path is not UTF-8.*; rename it$"):
         opened(place)
+    assert not list(place.iterdir())
 
 
 @pytest.mark.parametrize("columns", ["20", "60", "80", "200"])
@@ -203,7 +206,7 @@ def test_tables_are_whole_however_narrow_a_terminal_is(monkeypatch, columns):
     ]
     table = make_table("target", "status", "max logit diff", "predictions", "rows compared", "file", right=["file"])
     table.add_row(*cells)
-    rich_console().print(table)
+    table_console().print(table)
     lines = [line.strip("│").split("│") for line in sys.stdout.getvalue().splitlines() if line.startswith("│")]
     assert ["".join(cell.replace(" ", "") for cell in column) for column in zip(*lines)] == [
         cell.replace(" ", "") for cell in cells

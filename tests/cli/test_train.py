@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import scipy.stats
@@ -25,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 import adtp_export
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.model.selection import kept_count
-from adtp_export.pipeline.train.train import train
+from adtp_export.pipeline.train.train import _telling_lost_process, train
 from adtp_export.training.settings import TrainOptions
 from adtp_export.training.task import read_task
 
@@ -148,6 +149,26 @@ def test_a_full_disk_ends_a_run_that_goes_on_later(trained, tmp_path):
     result = run_cli("adtp-train", "--out", again, "--resume")
     assert result.returncode == 0, result.stderr
     assert (again / "results.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("processes", "said", "told"),
+    [
+        (2, "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer", True),
+        (4, "NCCL communicator was aborted on rank 1", True),
+        (2, "shape '[2, 3]' is invalid for input of size 7", False),
+        (1, "Connection reset by peer", False),
+    ],
+)
+def test_a_process_that_lost_another_says_so(processes, said, told):
+    expected = (
+        (InputError, "another process of this run has ended, or does not answer") if told else (RuntimeError, said)
+    )
+    with (
+        pytest.raises(expected[0], match=re.escape(expected[1])),
+        _telling_lost_process(SimpleNamespace(num_processes=processes)),
+    ):
+        raise RuntimeError(said)
 
 
 @pytest.mark.slow

@@ -164,7 +164,6 @@ def test_tensorrt_rtx_takes_it_in_place_of_the_python_host(built, exported):
     """In a process of its own: a library's creators stay."""
     code = f"""
 from pathlib import Path
-from types import SimpleNamespace
 from adtp_export.runtimes import tensorrt
 from adtp_export.artifacts.records import PLUGIN, ShapeRange
 from adtp_export.plugins import tensorrt as host

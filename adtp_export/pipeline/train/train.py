@@ -15,7 +15,7 @@ from ...artifacts.directory import alone_in, remove, writing
 from ...contract import HEAD_EMBEDDING
 from ...environment import processor, versions
 from ...errors import InputError, ellipsize, flag_name, needs_extras
-from ...io import json_text, telling_full_disk
+from ...io import check_readable_name, json_text, telling_full_disk
 from ...options import PathLike, takes
 from ...training.method_table import ANSWERS, ATTRIBUTION
 from ...training.settings import FULL_PRECISION, TrainOptions, convert, read_settings
@@ -68,8 +68,11 @@ def train(run: RunOptions, **settings: Any) -> dict[str, Any]:
         MissingDependencyError: a package for training is not installed; the message says how to install it.
     """
     place, views = Path(run.out), _cache(run.cache or Path(run.out, WORK, VIEWS))
-    steps = Steps() if run.steps is None or os.environ.get("RANK", "0") != "0" else run.steps
-    with steps.step("import_s", "importing PyTorch and transformers"):
+    steps = run.steps or Steps()
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    with (steps if alone or os.environ.get("RANK") == "0" else Steps()).step(
+        "import_s", "importing PyTorch and transformers"
+    ):
         processes = _import()
     from ...training.task import read_task
     from ...training.trainer import quiet
@@ -114,8 +117,8 @@ def _telling_lost_process(processes: PartialState) -> Iterator[None]:
         if processes.num_processes == 1 or not _LOST.search(str(error)):
             raise
         raise InputError(
-            f"another process of this run has ended ({ellipsize(str(error))}); see what it has printed, then start all of them again with "
-            "--resume"
+            f"another process of this run has ended, or does not answer ({ellipsize(str(error))}); see what it has printed, then start all "
+            "of them again with --resume"
         ) from error
 
 
@@ -152,6 +155,7 @@ def _choose(run: RunOptions, given: dict[str, Any]) -> TrainOptions:
         raise InputError(
             "models: give either --base MODEL to fine-tune a teacher from, or --teacher MODEL that knows the task"
         )
+    check_readable_name(run.out)
     if not run.resume:
         files = (run.config, run.cache, settings.train, settings.dev, settings.test)
         models = (settings.data, settings.base, settings.teacher)  # paths, or names at the Hub

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ...artifacts.checks import contents
 from ...artifacts.directory import OutputDirectory, alone_in, foreign, writing
 from ...errors import InputError
-from ...io import flush, flush_alone, json_text, read_json, written_whole
+from ...io import check_readable_name, flush, flush_alone, json_text, read_json, written_whole
 from ..train.directory import MODEL_FILES, PARTIAL, TOKENIZER_FILES
 from .options import GOAL, TuneOptions
 
@@ -44,6 +44,7 @@ def claimed(chosen: TuneOptions) -> Iterator[bool]:
         InputError: no run may begin, go on or choose anew there.
     """
     out = Path(chosen.out)
+    check_readable_name(out)
     if not (out / SETTINGS).is_file():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise InputError(f"--out: {out} exists and holds no run of adtp-tune; give a new or an empty directory")

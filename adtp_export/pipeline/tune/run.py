@@ -192,6 +192,7 @@ class Run:
             ],
             "durations_s": self.steps.durations_s,
             "device": dict(device),
+            "shapes_timed_on": self.device,
             "versions": versions(),
             "commit": commit(),
         }

@@ -56,10 +56,11 @@ def workload(chosen: PathLike | None, task: Task) -> Workload:
             raise InputError(f"--workload: got {chosen}; texts have {SHORTEST} to {longest} tokens (--max-tokens)")
         tokenizer, texts = task.tokenizer.backend_tokenizer, [" ".join(map(str, task.tables["dev"].texts[:64]))]
         return make_workloads([str(chosen)], examples.inputs, len(task.tokenizer), tokenizer, texts, longest)[0]
-    drawn = np.random.default_rng(task.settings.seed).permutation(len(examples))[: BATCHES * BATCH]
-    rows: Sequence[TokenizedText] = [examples.encoded[i] for i in drawn]  # a file may be sorted
-    name = "dev"
-    if chosen is not None:
+    rows: Sequence[TokenizedText]
+    if chosen is None:
+        drawn = np.random.default_rng(task.settings.seed).permutation(len(examples))  # a file may be sorted
+        rows, name = [examples.encoded[i] for i in drawn[: BATCHES * BATCH]], "dev"
+    else:
         found = read(task.objective.head, TextSource(Path(chosen), task.settings.text_column))
         windows = Windows(longest, task.settings.stride or 0, task.settings.max_answer_tokens)
         texts = [row for row, _ in itertools.islice(found, BATCHES * BATCH)]
