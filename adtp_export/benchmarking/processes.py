@@ -27,7 +27,7 @@ from ..errors import AdtpError, EngineBuildError
 from ..runtimes import Engine
 
 WITH_PLUGIN, SPINNING = "onnxruntime-plugin", "onnxruntime-plugin-spinning"
-"""ONNX Runtime with the attention operators that `adtp-plugin build --cpu` makes."""
+"""ONNX Runtime with the attention operators for CPUs; the second as `load` runs it, with threads that spin between runs."""
 
 DEPLOYED = "deployed"
 """Whatever runs a target of an output directory: the contender's path is the directory's."""
@@ -67,7 +67,7 @@ class Contender:
 
 PAUSE_S, SPINNING_S = 0.005, 0.05
 """Before each turn, for the threads of the one before to go to sleep; those of `DEPLOYED` and `SPINNING` ones spin for up to 30 ms first,
-as they do on a server. With threads that sleep after each run, 6 dense layers take 1.7 times as long for a text of 25 tokens."""
+as they do on a server. Threads that sleep after each run, and are bound to no core, take 1.7 times as long for one text of 25 tokens."""
 
 GOODBYE_S = 10
 """For a process to end by itself when nobody asks any more."""

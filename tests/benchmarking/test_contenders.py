@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from adtp_export.benchmarking import contenders, peers, processes
 from adtp_export.benchmarking.contenders import Architecture
+from adtp_export.environment import thread_count
 from adtp_export.errors import EngineBuildError, InputError, MissingDependencyError
 from adtp_export.graph.debug import debug_form
 from adtp_export.model.flops import Shape, alive_tokens
@@ -308,3 +310,17 @@ def test_what_dense_bert_does_not_share_is_said(backbone):
     dense = architecture.deep(2)
     assert (dense.shape.sizes, dense.shape.windows, dense.shape.gated) == ((), (), False)
     assert dense.bert_config.hidden_size == 32
+
+
+def test_contenders_that_spin_run_as_deployed_ones_do(tmp_path, monkeypatch):
+    """Their threads are the runtime's choice, and every turn waits for those of the one before to sleep."""
+    sent, model = [], processes.Contender(name="a", path=tmp_path, layers=1, padded=False)
+    child = SimpleNamespace(connection=SimpleNamespace(send=sent.append, close=lambda: None), close=lambda: None)
+    monkeypatch.setattr(processes, "Child", lambda command: child)
+    monkeypatch.setattr(processes.Processes, "_answer", lambda self, name: None)
+    pauses = []
+    for engine in (processes.SPINNING, processes.DEPLOYED, processes.WITH_PLUGIN):
+        with processes.Processes([replace(model, engine=engine)]) as opened:
+            pauses.append(opened._pause_s)
+    assert pauses == [processes.SPINNING_S, processes.SPINNING_S, processes.PAUSE_S]
+    assert [threads for _, threads in sent] == [0, 0, thread_count(0)]
