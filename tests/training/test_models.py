@@ -72,7 +72,7 @@ def test_weights_that_are_not_the_students_are_named(kind):
         ({"prune_sites": "6.ffn"}, "in a model of 6 layers"),
         ({"prune_sites": "6.ffn", "ratio": "static"}, "in a model of 6 layers"),
         ({"prune_sites": "0.attention"}, "the earliest site is '0.ffn'"),
-        ({"ratio": "static", "retention": "0.0002"}, "multiples of 0.001"),
+        ({"ratio": "static", "retention": "0.0002"}, "--retention: got '0.0002'; accepted is from 0.001 to 1"),
     ],
 )
 def test_students_that_cannot_be(change, message):
