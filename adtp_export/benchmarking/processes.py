@@ -31,6 +31,8 @@ WITH_PLUGIN, SPINNING = "onnxruntime-plugin", "onnxruntime-plugin-spinning"
 
 DEPLOYED = "deployed"
 """Whatever runs a target of an output directory: the contender's path is the directory's."""
+_AS_SERVED = (DEPLOYED, SPINNING)
+"""Those whose threads are the runtime's own choice, and spin between runs."""
 
 STUDENT = "student"
 """What the names of the student's own files begin with."""
@@ -66,7 +68,7 @@ class Contender:
 
 
 PAUSE_S, SPINNING_S = 0.005, 0.05
-"""Before each turn, for the threads of the one before to go to sleep; those of `DEPLOYED` and `SPINNING` ones spin for up to 30 ms first,
+"""Before each turn, for the threads of the one before to go to sleep; those of `_AS_SERVED` spin for up to 30 ms first,
 as they do on a server. Threads that sleep after each run, and are bound to no core, take 1.7 times as long for one text of 25 tokens."""
 
 GOODBYE_S = 10
@@ -223,7 +225,7 @@ class Processes:
         self.contenders, self.threads = list(contenders), threads
         self._by_name = {contender.name: contender for contender in self.contenders}
         self._children: dict[str, Child] = {}
-        spin = any(contender.engine in (DEPLOYED, SPINNING) for contender in self.contenders)
+        spin = any(contender.engine in _AS_SERVED for contender in self.contenders)
         self._pause_s = SPINNING_S if spin else PAUSE_S
 
     def __enter__(self) -> Processes:
@@ -232,7 +234,7 @@ class Processes:
                 if not contender.process:
                     child = self._children[contender.name] = Child([sys.executable, "-c", SERVE])
                     # A deployed target chooses as it does for `load`.
-                    own = self.threads if contender.engine in (DEPLOYED, SPINNING) else thread_count(self.threads)
+                    own = self.threads if contender.engine in _AS_SERVED else thread_count(self.threads)
                     child.connection.send((contender, own))
             for name in self._children:
                 self._answer(name)

@@ -50,6 +50,13 @@ def no_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def only_pickled(place: Path | None) -> str:
+    """Begin the message for a directory whose `first_file` is pickled; "" where it is not."""
+    if place is None or place.name not in (PICKLE, PICKLE_INDEX):
+        return ""
+    return f"{place.parent} has pickled weights only ({place.name}), and unpickling can run code. "
+
+
 def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
     """Return the files that hold the weights; raises InputError where there are none, or only a pickle without leave, or in a directory
     whose name is no text."""
@@ -63,12 +70,9 @@ def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
         raise InputError(
             f"{directory} {export or f'has no weights; accepted are {WEIGHTS} or {INDEX} with its shards'}"
         )
-    pickled = place.name in (PICKLE, PICKLE_INDEX)
+    pickled = only_pickled(place)
     if pickled and not allow_pickle:
-        raise InputError(
-            f"{directory} has pickled weights only ({place.name}), and unpickling can run code. "
-            "Convert them to safetensors, or add --allow-pickle if you trust the file"
-        )
+        raise InputError(f"{pickled}Convert them to safetensors, or add --allow-pickle if you trust the file")
     if place.name in (INDEX, PICKLE_INDEX):
         return _shards(place, ".bin" if pickled else ".safetensors")
     return [place]

@@ -31,7 +31,7 @@ from ..model.heads.embedding import PrunedEncoderForEmbedding
 from ..model.heads.sequence import AdtpBertForSequenceClassification
 from ..model.structured import INTERMEDIATE_SIZES, PRUNED_HEADS, pruned_heads
 from ..model.tokenizer_settings import follow_inputs
-from ..model.weights import PICKLE, PICKLE_INDEX, first_file
+from ..model.weights import first_file, only_pickled
 from .data import Labels
 from .methods import for_method
 from .objectives import Objective
@@ -85,11 +85,10 @@ def load_config(source: str) -> PretrainedConfig:
         registry.backbone(config.model_type).check(config)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
-    weights = first_file(Path(source))
-    if weights is not None and weights.name in (PICKLE, PICKLE_INDEX):
+    if pickled := only_pickled(first_file(Path(source))):
         raise InputError(
-            f"{source} has pickled weights only ({weights.name}), and unpickling can run code. If you trust the file, write it as "
-            "safetensors with transformers: model.save_pretrained, after from_pretrained with use_safetensors=False"
+            f"{pickled}If you trust the file, write it as safetensors with transformers: model.save_pretrained, after from_pretrained with "
+            "use_safetensors=False"
         )
     return config
 

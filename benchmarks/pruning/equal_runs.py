@@ -54,7 +54,7 @@ ROWS = RECORDS / "equal-time-rows.jsonl"
 SEEDS = (0, 1, 2)
 SEEDS_OF_ONE_TEXT = (3, 4, 5)
 """For AD-TP at the times of one text at a time, and for what it is compared with: students of a seed need one teacher, and those of the
-other seeds were not kept."""
+other seeds were not kept. Long texts have a student of all layers with the second."""
 HOPELESS = -0.03
 RATES, RATES_AT = (5e-5, 1e-4, 2e-4), (2, 3)
 """Learning rates, among which dev chooses, and the layers whose time the students have that learn at each of them."""
