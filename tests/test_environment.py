@@ -48,6 +48,8 @@ def elsewhere(tmp_path, monkeypatch):
             (place / "thread_siblings_list").write_text(listed)
         monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
         monkeypatch.setattr(machine, "_CPUS", tmp_path / "cpu")
+        monkeypatch.setattr(machine, "_GROUPS", tmp_path / "cgroup")
+        monkeypatch.setattr(machine, "_OWN_GROUPS", tmp_path / "own-cgroup")
         for known in (machine._first_cpu, machine._caches, machine._physical_cores):
             known.cache_clear()
         assert machine.processor() == "AMD EPYC"
@@ -101,12 +103,67 @@ def test_threads_of_one_core_count_once(elsewhere, monkeypatch, usable, cores):
     assert machine.thread_count(7) == 7
 
 
+DOCKER, SERVICE = "docker/0123", "system.slice/answers.service"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "cores"),
+    [
+        ("0::/\n", {"cpu.max": "200000 100000\n"}, 2),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "30000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "900000 100000\n"}, 4),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, 4),
+        ("0::/\n", {}, 4),
+        ("", {"cpu.max": "100000 100000\n"}, 4),
+        (f"0::/{SERVICE}\n", {f"{SERVICE}/cpu.max": "300000 100000\n"}, 3),
+        (f"0::/{SERVICE}\n", {f"{SERVICE}/cpu.max": "max 100000\n", "system.slice/cpu.max": "250000 50000\n"}, 4),
+        (f"0::/{SERVICE}\n", {f"{SERVICE}/cpu.max": "max 100000\n", "system.slice/cpu.max": "100000 50000\n"}, 2),
+        (
+            "7:memory:/\n4:cpu,cpuacct:/\n0::/\n",
+            {"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "25000\n"},
+            2,
+        ),
+        ("4:cpuacct,cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        (f"4:cpu:/{DOCKER}\n", {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ("4:cpuset:/\n", {"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        ("0::/\n", {"cpu.max": "200000 0\n"}, 4),
+    ],
+)
+def test_a_limit_of_cpu_time_counts(elsewhere, monkeypatch, tmp_path, own, files, cores):
+    """Of four cores; the places and spellings are those of both versions of control groups, in a container and outside."""
+    elsewhere(siblings=("0", "1", "2", "3"))
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
+    whole = machine.fingerprint()
+    (tmp_path / "own-cgroup").write_text(own)
+    for name, text in files.items():
+        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cgroup" / name).write_text(text)
+    assert machine.usable_cores() == cores
+    assert machine.threads_to_ask_for(0) == (0 if cores == 4 else cores)
+    if cores < 4:
+        assert machine.fingerprint() != whole
+
+
+@pytest.mark.parametrize(
+    ("usable", "asked"),
+    [({0, 1, 2, 3}, {0: 0, 1: 1, 2: 0, 4: 4}), ({0, 1}, {0: 1, 1: 1, 2: 2}), ({0, 2}, {0: 0, 1: 1, 2: 0, 3: 3})],
+    ids=str,
+)
+def test_a_runtime_chooses_by_itself_where_it_has_all_cores(elsewhere, monkeypatch, usable, asked):
+    """There, and only there, it binds threads to cores. Of two cores with two threads each."""
+    elsewhere(siblings=("0-1", "0-1", "2-3", "2-3"))
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: usable, raising=False)
+    assert {threads: machine.threads_to_ask_for(threads) for threads in asked} == asked
+
+
 def test_a_system_that_tells_nothing_has_a_fingerprint_too(monkeypatch, tmp_path, elsewhere):
     elsewhere()
     monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
     monkeypatch.setattr(machine, "_CPUS", tmp_path / "none")
     for known in (machine._first_cpu, machine._caches, machine._physical_cores):
         known.cache_clear()
+    assert [machine.threads_to_ask_for(threads) for threads in (0, 3)] == [0, 3]
     told = machine.hardware()
     assert (told["vendor"], told["caches"], told["cores"]["physical"]) == (None, [], None)
     assert json.loads(json.dumps(told)) == told

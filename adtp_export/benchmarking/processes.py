@@ -22,17 +22,15 @@ import numpy as np
 
 from ..contract import per_token
 from ..data.tokenize import Batch
-from ..environment import thread_count
+from ..environment import thread_count, threads_to_ask_for
 from ..errors import AdtpError, EngineBuildError
 from ..runtimes import Engine
 
-WITH_PLUGIN, SPINNING = "onnxruntime-plugin", "onnxruntime-plugin-spinning"
-"""ONNX Runtime with the attention operators for CPUs; the second as `load` runs it, with threads that spin between runs."""
+WITH_PLUGIN = "onnxruntime-plugin"
+"""ONNX Runtime with the attention operators for CPUs."""
 
 DEPLOYED = "deployed"
 """Whatever runs a target of an output directory: the contender's path is the directory's."""
-_AS_SERVED = (DEPLOYED, SPINNING)
-"""Those whose threads are the runtime's own choice, and spin between runs."""
 
 STUDENT = "student"
 """What the names of the student's own files begin with."""
@@ -68,8 +66,7 @@ class Contender:
 
 
 PAUSE_S, SPINNING_S = 0.005, 0.05
-"""Before each turn, for the threads of the one before to go to sleep; those of `_AS_SERVED` spin for up to 30 ms first,
-as they do on a server. Threads that sleep after each run, and are bound to no core, take 1.7 times as long for one text of 25 tokens."""
+"""Before each turn, for the threads of the one before to go to sleep; those that spin on do so for up to 30 ms first."""
 
 GOODBYE_S = 10
 """For a process to end by itself when nobody asks any more."""
@@ -85,11 +82,20 @@ def load(contender: Contender, threads: int = 0) -> Engine:
     return _LOADERS[contender.engine](contender, threads)
 
 
-def _onnxruntime(plugin: bool = False, stop_spinning: bool = True) -> Callable[[Contender, int], Engine]:
+def spin_on(threads: int) -> bool:
+    """Say whether threads of ONNX Runtime are left to spin after a run, as they do in `load`: those that are bound to no core.
+
+    Bound ones may sleep, and answer as fast. Unbound ones that have to wake up take two to three times as long for one text of 32 tokens.
+    """
+    return threads_to_ask_for(threads) > 1
+
+
+def _onnxruntime(plugin: bool = False) -> Callable[[Contender, int], Engine]:
     def load_onnxruntime(contender: Contender, threads: int) -> Engine:
         from ..runtimes.onnxruntime import OnnxRuntimeEngine
         from ..runtimes.packed import as_padded
 
+        stop_spinning = not spin_on(threads)
         return as_padded(OnnxRuntimeEngine(contender.path, threads, stop_spinning=stop_spinning, plugin=plugin))
 
     return load_onnxruntime
@@ -139,7 +145,6 @@ class _Deployed:
 _LOADERS: dict[str, Callable[[Contender, int], Engine]] = {
     "onnxruntime": _onnxruntime(),
     WITH_PLUGIN: _onnxruntime(plugin=True),
-    SPINNING: _onnxruntime(plugin=True, stop_spinning=False),
     "openvino": _openvino,
     "ctranslate2": _ctranslate2,
     "llamacpp": _llamacpp,
@@ -225,8 +230,8 @@ class Processes:
         self.contenders, self.threads = list(contenders), threads
         self._by_name = {contender.name: contender for contender in self.contenders}
         self._children: dict[str, Child] = {}
-        spin = any(contender.engine in _AS_SERVED for contender in self.contenders)
-        self._pause_s = SPINNING_S if spin else PAUSE_S
+        deployed = any(contender.engine == DEPLOYED for contender in self.contenders)
+        self._pause_s = SPINNING_S if deployed or spin_on(thread_count(threads)) else PAUSE_S
 
     def __enter__(self) -> Processes:
         try:
@@ -234,7 +239,7 @@ class Processes:
                 if not contender.process:
                     child = self._children[contender.name] = Child([sys.executable, "-c", SERVE])
                     # A deployed target chooses as it does for `load`.
-                    own = self.threads if contender.engine in _AS_SERVED else thread_count(self.threads)
+                    own = self.threads if contender.engine == DEPLOYED else thread_count(self.threads)
                     child.connection.send((contender, own))
             for name in self._children:
                 self._answer(name)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..data.tokenize import Batch
+from ..environment import threads_to_ask_for
 from ..errors import EngineBuildError, MissingDependencyError, ellipsize, needs_extras
 from ..plugins import operators, runner
 from .cuda import local_gpu
@@ -104,7 +105,7 @@ def profile(path: Path, batch: Batch, runs: int, threads: int = 0) -> tuple[list
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    options.intra_op_num_threads, options.log_severity_level = threads_to_ask_for(threads), 3
     options.enable_profiling = True
     with tempfile.TemporaryDirectory() as scratch:
         options.profile_file_prefix = f"{scratch}/profile"
@@ -169,7 +170,7 @@ class OnnxRuntimeEngine:
 
     Args:
         path: the model.
-        threads: intra-op threads; 0 lets ONNX Runtime take one per physical core.
+        threads: intra-op threads; 0 takes one per core that this process may use.
         cuda: run on the GPU, in true fp32: TF32 would flip decisions. "tf32" allows it, for models that decide nothing.
         stop_spinning: stop spinning when a run ends, so that sessions taking turns do not slow one another.
         disable_qdq_fusion: compute quantize and dequantize nodes one by one, without integer products: for files of other runtimes.
@@ -197,7 +198,7 @@ class OnnxRuntimeEngine:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = threads_to_ask_for(threads)
         options.log_severity_level = 3
         if stop_spinning:
             options.add_session_config_entry("session.force_spinning_stop", "1")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..data.tokenize import Batch
+from ..environment import threads_to_ask_for
 from ..errors import EngineBuildError, InputError, MissingDependencyError
 from ..io import writing_scratch
 
@@ -52,7 +53,7 @@ class OpenVinoEngine:
 
     Args:
         path: the model; its local functions are inlined before OpenVINO sees it.
-        threads: inference threads; 0 lets OpenVINO choose.
+        threads: inference threads; 0 takes one per core that this process may use.
         precision: of its arithmetic; ``bf16`` is for dense peers, for it would take retainers out of fp32.
         snippets: whether OpenVINO may join steps to kernels of its own. In fixed sizes in bf16, such as 128 tokens of 4 or 8 texts,
             version 2026.4 ends the process while it does.
@@ -73,8 +74,8 @@ class OpenVinoEngine:
         config: dict[str, object] = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
         if not snippets:
             config["SNIPPETS_MODE"] = "DISABLE"
-        if threads:
-            config["INFERENCE_NUM_THREADS"] = threads
+        if asked := threads_to_ask_for(threads):
+            config["INFERENCE_NUM_THREADS"] = asked
         try:
             with contextlib.ExitStack() as stack:
                 model = inlined(path)

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from adtp_export.benchmarking.contenders import Architecture, adjustable_student
 from adtp_export.benchmarking.interleaved_timing import Limits, by_cycle, measure, speedup
-from adtp_export.benchmarking.processes import SPINNING, Contender, Processes
+from adtp_export.benchmarking.processes import WITH_PLUGIN, Contender, Processes
 from adtp_export.benchmarking.sweep import settings
 from adtp_export.benchmarking.workloads import Workload
 from adtp_export.calibration import recipes
@@ -99,7 +99,7 @@ def contenders(architecture: Architecture, timing: Timing, folder: Path) -> dict
         sites, name = (SITE[timing.dataset],) if cuts else (), f"{'cut' if cuts else 'dense'}-{depth}"
         contender, student = adjustable_student(architecture.deep(depth), sites, folder / f"{name}.onnx", name)
         path = write_int8(student, contender.path) if timing.precision == INT8 else contender.path
-        made[depth, cuts] = replace(contender, path=path, engine=SPINNING)
+        made[depth, cuts] = replace(contender, path=path, engine=WITH_PLUGIN)
     return made
 
 

@@ -1,5 +1,6 @@
 """Contenders are the networks that they are said to be, and run as `adtp-bench` runs them."""
 
+import contextlib
 import subprocess
 import sys
 from dataclasses import replace
@@ -312,15 +313,33 @@ def test_what_dense_bert_does_not_share_is_said(backbone):
     assert dense.bert_config.hidden_size == 32
 
 
-def test_contenders_that_spin_run_as_deployed_ones_do(tmp_path, monkeypatch):
-    """Their threads are the runtime's choice, and every turn waits for those of the one before to sleep."""
-    sent, model = [], processes.Contender(name="a", path=tmp_path, layers=1, padded=False)
-    child = SimpleNamespace(connection=SimpleNamespace(send=sent.append, close=lambda: None), close=lambda: None)
+@pytest.mark.parametrize(
+    ("engine", "bound", "pause", "sent"),
+    [
+        (processes.DEPLOYED, True, processes.SPINNING_S, 0),
+        (processes.WITH_PLUGIN, True, processes.PAUSE_S, thread_count(0)),
+        (processes.WITH_PLUGIN, False, processes.SPINNING_S, thread_count(0)),
+    ],
+)
+def test_every_turn_waits_for_threads_to_sleep(tmp_path, monkeypatch, engine, bound, pause, sent):
+    """Deployed ones spin as on a server, with the threads that the runtime chooses; so do those that are bound to no core."""
+    told = []
+    child = SimpleNamespace(connection=SimpleNamespace(send=told.append, close=lambda: None), close=lambda: None)
     monkeypatch.setattr(processes, "Child", lambda command: child)
     monkeypatch.setattr(processes.Processes, "_answer", lambda self, name: None)
-    pauses = []
-    for engine in (processes.SPINNING, processes.DEPLOYED, processes.WITH_PLUGIN):
-        with processes.Processes([replace(model, engine=engine)]) as opened:
-            pauses.append(opened._pause_s)
-    assert pauses == [processes.SPINNING_S, processes.SPINNING_S, processes.PAUSE_S]
-    assert [threads for _, threads in sent] == [0, 0, thread_count(0)]
+    monkeypatch.setattr(processes, "threads_to_ask_for", lambda threads: 0 if bound else 2)
+    contender = processes.Contender(name="a", path=tmp_path, layers=1, padded=False, engine=engine)
+    with processes.Processes([contender]) as opened:
+        assert opened._pause_s == pause
+    assert told == [(contender, sent)]
+
+
+@pytest.mark.parametrize(("asked", "settings"), [(0, {"1"}), (1, {"1"}), (2, set())])
+def test_threads_sleep_after_a_run_where_they_wake_up_fast(tmp_path, monkeypatch, asked, settings):
+    """Threads that are bound to cores do, and a single one needs no other."""
+    student, _ = contenders.scheduled_student(TWO_LAYERS, ["0.ffn"], 0.5, tmp_path)
+    monkeypatch.setattr(processes, "threads_to_ask_for", lambda threads: asked)
+    options, found = processes.load(student, 2)._session.get_session_options(), set()
+    with contextlib.suppress(RuntimeError):  # it has no such entry
+        found.add(options.get_session_config_entry("session.force_spinning_stop"))
+    assert found == settings

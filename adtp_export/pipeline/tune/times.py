@@ -11,7 +11,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from ...benchmarking.interleaved_timing import by_cycle, measure, speedup
-from ...benchmarking.processes import DEPLOYED, SPINNING, Contender, Processes
+from ...benchmarking.processes import DEPLOYED, WITH_PLUGIN, Contender, Processes
 from ...benchmarking.sweep import settings as kept_at
 from ...benchmarking.workloads import BATCH, SHAPE, SHORTEST, Workload, make_workloads, shape_of
 from ...calibration import recipes
@@ -108,7 +108,7 @@ def contenders(
     """
     known, head = depths(task.encoder.num_hidden_layers), task.objective.head
     shapes = [*map(Arm, known), *(Arm(depth, site_of(head, depth), 0.5) for depth in known if depth > 1)]
-    engine = "onnxruntime" if onnxruntime.operators_obstacle() else SPINNING
+    engine = "onnxruntime" if onnxruntime.operators_obstacle() else WITH_PLUGIN
     made = {}
     for done, arm in enumerate(shapes):
         settings, path = (
