@@ -71,14 +71,14 @@ def hardware() -> dict[str, Any]:
     """
     cpu = _first_cpu()
     identity = {name: next((cpu[key] for key in keys if key in cpu), None) for name, keys in _IDENTITY.items()}
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cores = {"physical": _physical_cores(), "logical": os.cpu_count(), "usable": usable}
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores, quota = {"physical": _physical_cores(), "logical": os.cpu_count(), "usable": usable}, _quota()
     return {
         "name": processor(),
         **identity,
         "flags": hashlib.sha256(" ".join(sorted(instructions())).encode()).hexdigest()[:12],
         "caches": _caches(),
-        "cores": cores if (quota := _quota()) is None else {**cores, "quota": quota},
+        "cores": cores if quota is None or quota >= usable else {**cores, "quota": quota},
     }
 
 
@@ -119,8 +119,8 @@ def _physical_cores() -> int | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
+        return path.read_text(encoding="utf-8", errors="surrogateescape").strip()
+    except (OSError, ValueError):  # of a path with a NUL
         return _UNREAD
 
 
@@ -146,15 +146,16 @@ def thread_count(threads: int) -> int:
 
 
 def threads_to_ask_for(threads: int) -> int:
-    """Return what a runtime is told that can choose by itself; 0, its own choice, where it has all cores of the machine.
+    """Return the number to tell ONNX Runtime, which can choose by itself; 0, its own choice, where it is to have all cores of the machine.
 
-    ONNX Runtime binds each thread to a core of its own where it chooses their number, and none where it is told one. Unbound threads of
-    sessions that take turns wake up on a core that is in use: one text of 32 tokens took three times as long. But its choice, unlike
+    It binds each thread to a core of its own where it chooses their number, and none where it is told one. Unbound threads of sessions
+    that take turns wake up on a core that is in use: one text of 32 tokens took three times as long. But its choice, unlike
     `usable_cores`, counts cores that this process may not use.
     """
-    if (physical := _physical_cores()) is None:
+    physical, usable = _physical_cores(), usable_cores()
+    if physical is None and usable == (os.cpu_count() or 1):  # macOS and Windows: nothing is known, and nothing limited
         return threads
-    wanted, usable = thread_count(threads), usable_cores()
+    wanted = threads or usable
     return 0 if wanted == usable == physical else wanted
 
 
@@ -162,7 +163,7 @@ def usable_cores() -> int:
     """Return how many cores this process may use: those of its affinity, or fewer where a container has a CPU limit.
 
     Threads of one core count once: products of matrices gain nothing by the second. Of a limit of 1.5 cores one counts: threads that use
-    up a limit all stop until the next tenth of a second, and the slowest of a hundred short texts took 30 ms in place of 5.
+    up a limit all stop until the next tenth of a second. With two threads the slowest of a hundred short texts took 30 ms, and 5 with one.
     """
     cores, quota = _affine_cores(), _quota()
     return cores if quota is None else max(1, min(cores, int(quota)))
@@ -183,7 +184,7 @@ def _quota() -> float | None:
     """
     found = []
     for line in _read(_OWN_GROUPS).splitlines():
-        _, controllers, path = (line + "::").split(":")[:3]
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]  # a path may have colons
         if controllers and "cpu" not in controllers.split(","):
             continue
         root, parts = (_GROUPS / "cpu" if controllers else _GROUPS), [part for part in path.split("/") if part]

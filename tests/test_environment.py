@@ -128,6 +128,8 @@ DOCKER, SERVICE = "docker/0123", "system.slice/answers.service"
         (f"4:cpu:/{DOCKER}\n", {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
         ("4:cpuset:/\n", {"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
         ("0::/\n", {"cpu.max": "200000 0\n"}, 4),
+        ("0::/a:b\n", {"a:b/cpu.max": "200000 100000\n"}, 2),
+        ("0::/\udcff\0\nnone\n1\n", {"cpu.max": "200000 100000\n"}, 2),
     ],
 )
 def test_a_limit_of_cpu_time_counts(elsewhere, monkeypatch, tmp_path, own, files, cores):
@@ -135,14 +137,13 @@ def test_a_limit_of_cpu_time_counts(elsewhere, monkeypatch, tmp_path, own, files
     elsewhere(siblings=("0", "1", "2", "3"))
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
     whole = machine.fingerprint()
-    (tmp_path / "own-cgroup").write_text(own)
+    (tmp_path / "own-cgroup").write_text(own, encoding="utf-8", errors="surrogateescape")
     for name, text in files.items():
         (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "cgroup" / name).write_text(text)
     assert machine.usable_cores() == cores
     assert machine.threads_to_ask_for(0) == (0 if cores == 4 else cores)
-    if cores < 4:
-        assert machine.fingerprint() != whole
+    assert (machine.fingerprint() == whole) is (cores == 4)  # what limits nothing does not count
 
 
 @pytest.mark.parametrize(
@@ -157,13 +158,21 @@ def test_a_runtime_chooses_by_itself_where_it_has_all_cores(elsewhere, monkeypat
     assert {threads: machine.threads_to_ask_for(threads) for threads in asked} == asked
 
 
+@pytest.mark.parametrize(("quota", "asked"), [(None, {0: 0, 3: 3, 8: 8}), (2.0, {0: 2, 3: 3, 8: 8})])
+def test_where_no_cores_are_described_a_limit_counts_all_the_same(monkeypatch, quota, asked):
+    told = {"_physical_cores": None, "_affine_cores": 8, "_quota": quota}
+    for name, value in told.items():
+        monkeypatch.setattr(machine, name, lambda value=value: value)
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 8)
+    assert {threads: machine.threads_to_ask_for(threads) for threads in asked} == asked
+
+
 def test_a_system_that_tells_nothing_has_a_fingerprint_too(monkeypatch, tmp_path, elsewhere):
     elsewhere()
     monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
     monkeypatch.setattr(machine, "_CPUS", tmp_path / "none")
     for known in (machine._first_cpu, machine._caches, machine._physical_cores):
         known.cache_clear()
-    assert [machine.threads_to_ask_for(threads) for threads in (0, 3)] == [0, 3]
     told = machine.hardware()
     assert (told["vendor"], told["caches"], told["cores"]["physical"]) == (None, [], None)
     assert json.loads(json.dumps(told)) == told

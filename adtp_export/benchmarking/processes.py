@@ -83,9 +83,9 @@ def load(contender: Contender, threads: int = 0) -> Engine:
 
 
 def spin_on(threads: int) -> bool:
-    """Say whether threads of ONNX Runtime are left to spin after a run, as they do in `load`: those that are bound to no core.
+    """Say whether threads of ONNX Runtime are left to spin after a run, as all do in `load`: here those that are bound to no core.
 
-    Bound ones may sleep, and answer as fast. Unbound ones that have to wake up take two to three times as long for one text of 32 tokens.
+    Bound ones sleep, and answer as fast. Unbound ones that have to wake up take two to three times as long for one text of 32 tokens.
     """
     return threads_to_ask_for(threads) > 1
 

@@ -98,7 +98,7 @@ def make_parser() -> Parser:
         metavar="N",
         type=int,
         default=0,
-        help="number of CPU threads (default: chosen by the runtime; with --ray 1 per worker)",
+        help="number of CPU threads (default: one for each core that may be used; with --ray 1 per worker)",
     )
     parser.add_argument(
         "--skip-hash-check",

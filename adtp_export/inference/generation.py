@@ -70,8 +70,8 @@ class Generator:
     """An output directory of a model that generates text.
 
     Args:
-        directory: what `export` wrote. threads: of the CPU, 0 for the runtime's default. target: a name in its manifest; by default fp32,
-            with our operators where they run here.
+        directory: what `export` wrote. threads: of the CPU, 0 for one on each core that may be used. target: a name in its manifest; by
+            default fp32, with our operators where they run here.
 
     Raises:
         InputError: it is no such directory, is damaged, or has no such target.
@@ -369,7 +369,7 @@ def generate(
         images: one for each text, or None where a text has none: files, Pillow images, or arrays ``(height, width, 3) uint8``.
         texts: prompts: texts that are written out, with the image token where the image goes; or messages
             ``[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ...}]}]``, put into the model's chat template.
-        threads: of the CPU, 0 for the runtime's default.
+        threads: of the CPU, 0 for one on each core that may be used.
         target: a name in the manifest, such as `onnxruntime-cpu-int8-linear-plugin`; by default fp32.
         sampling: fields of `Sampling`: max_new_tokens, temperature (0: the likeliest token), top_p, seed and
             repetition_penalty.

@@ -40,7 +40,8 @@ class ImageEncoder:
     """An output directory of a vision tower.
 
     Args:
-        directory: what `export` wrote. threads: of the CPU, 0 for the runtime's default. target: a name in its manifest; by default fp32.
+        directory: what `export` wrote. threads: of the CPU, 0 for one on each core that may be used. target: a name in its manifest; by
+            default fp32.
 
     Raises:
         InputError: it is no such directory, is damaged, or has no such target.

@@ -40,7 +40,7 @@ class Predictor(MultiVectorEncoding, MaskFilling):
     Args:
         directory: holds `manifest.json`, `model.onnx`, tokenizer files.
         target: a target's name in the manifest; default: the best that runs here, as `choice.choose` has it.
-        threads: CPU threads, 0 for the runtime's default.
+        threads: CPU threads, 0 for one on each core that may be used.
         prefer: "precision": of the default, the highest precision alone. "speed": lower ones, too.
         check_hashes: compare the SHA-256 of every file that is opened with the manifest's; False saves 0.05 to 0.3 s for 100 MB.
 

@@ -26,7 +26,7 @@ class CTranslate2Engine:
 
     Args:
         path: a folder of transformers' BERT (`save_pretrained`); it is converted when it is loaded.
-        threads: 0 takes one per physical core.
+        threads: 0 takes one for each core that may be used.
         precision: ``fp32`` or ``int8``.
 
     Raises:

@@ -90,7 +90,7 @@ class LlamaCppEngine:
 
     Args:
         path: a folder of transformers' BERT (`save_pretrained`); it is converted when it is loaded.
-        threads: 0 takes one per physical core.
+        threads: 0 takes one for each core that may be used.
         precision: of the matrices: ``fp32``, ``bf16`` or ``q8_0``, which is INT8 in blocks of 32.
 
     Raises:

@@ -74,7 +74,7 @@ class OpenVinoEngine:
         config: dict[str, object] = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
         if not snippets:
             config["SNIPPETS_MODE"] = "DISABLE"
-        if asked := threads_to_ask_for(threads):
+        if asked := threads or threads_to_ask_for(0):
             config["INFERENCE_NUM_THREADS"] = asked
         try:
             with contextlib.ExitStack() as stack:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..artifacts.checks import checked_file
 from ..artifacts.records import Manifest, convert
-from ..environment import fingerprint, machine
+from ..environment import fingerprint, machine, threads_to_ask_for
 from ..errors import InputError, ellipsize
 from ..runtimes.cuda import local_gpu_name
 from .sizes import sizes_of
@@ -29,7 +29,7 @@ Times = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Place:
-    """Where times were taken. machine: processor and cores. gpu: its name. threads: of each runtime, 0 for its default. fingerprint:
+    """Where times were taken. machine: processor and cores. gpu: its name. threads: of each runtime, 0 for all cores. fingerprint:
     of the machine, see `environment.fingerprint`; None in files of earlier versions, whose times are trusted nowhere.
     """
 
@@ -41,7 +41,7 @@ class Place:
     @classmethod
     def here(cls, threads: int) -> Place:
         """This machine, with so many threads."""
-        return cls(machine(), local_gpu_name(), threads, fingerprint())
+        return cls(machine(), local_gpu_name(), threads_to_ask_for(threads), fingerprint())
 
     def __str__(self) -> str:
         gpu = f", {self.gpu}" if self.gpu else ""

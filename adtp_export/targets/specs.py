@@ -195,7 +195,7 @@ class Runtime(ABC):
         """Open a target's file, always in the same form, which is the one that is verified.
 
         Args:
-            threads: on the CPU; 0 for the runtime's default.
+            threads: on the CPU; 0 for one on each core that may be used.
             stop_spinning: stop spinning when a run ends, where a runtime spins, so that engines taking turns do not slow one
                 another.
             keep_plugin_unloaded: keep the attention plugin's C++ library out of the process, where no decomposed engine could be built

@@ -50,7 +50,7 @@ def told(threads: int = 0, **packages: str) -> Row:
     """Return what each record says of where it was made.
 
     Args:
-        threads: of each runtime; 0: one per core.
+        threads: of each runtime; 0: one for each core that may be used.
         packages: versions of what `adtp_export.environment.versions` does not know.
     """
     from adtp_export.environment import commit, cpu, versions

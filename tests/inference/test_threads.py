@@ -173,10 +173,20 @@ def test_onnxruntime_gets_as_many_threads_as_cores_may_be_used(exported, on_four
 
 
 @pytest.mark.usefixtures("has_openvino")
-def test_openvino_gets_as_many_threads_as_cores_may_be_used(exported, on_four_cores):
+def test_openvino_gets_as_many_threads_as_cores_may_be_used(exported, on_four_cores, monkeypatch):
+    import openvino
+
     def told(quota, threads):
         on_four_cores(quota)
-        return OpenVinoEngine(exported / "model.onnx", threads)._compiled.get_property("INFERENCE_NUM_THREADS")
+        OpenVinoEngine(exported / "model.onnx", threads)
+        return configs.pop().get("INFERENCE_NUM_THREADS")
 
-    assert told(1.0, 0) == 1
-    assert told(None, 4) == told(None, 0)  # its own choice, which is at most the cores there are
+    configs, compile_model = [], openvino.Core.compile_model
+
+    def compile_and_tell(core, model, device, config):
+        configs.append(config)
+        return compile_model(core, model, device, config)
+
+    monkeypatch.setattr(openvino.Core, "compile_model", compile_and_tell)
+    assert {asked: told(*asked) for asked in CONTAINER} == CONTAINER
+    assert [told(None, threads) for threads in (0, 4, 2)] == [None, 4, 2]

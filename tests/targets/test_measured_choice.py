@@ -11,6 +11,7 @@ import pytest
 from testbed import relist, run_cli
 
 import adtp_export
+from adtp_export import environment
 from adtp_export.artifacts.manifest import add_file
 from adtp_export.artifacts.records import Manifest, Target
 from adtp_export.benchmarking.workloads import Workload
@@ -166,6 +167,12 @@ def test_threads_are_part_of_the_place(timed):
     assert chosen(out, threads=2).reason.endswith(f"type adtp-bench {out} --write --threads 2")
 
 
+def test_all_cores_are_the_default_number_of_threads(monkeypatch):
+    for name, told in {"_physical_cores": 4, "_affine_cores": 4, "_quota": None}.items():
+        monkeypatch.setattr(environment, name, lambda told=told: told)
+    assert [Place.here(threads) == Place.here(0) for threads in (4, 2)] == [True, False]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -200,23 +207,23 @@ def test_a_missing_file_is_not_a_reason(timed):
 
 def test_adtp_bench_writes_what_load_takes(exported, has_openvino, tmp_path):
     """Times of another machine stay; the targets run on batches of the asked shapes."""
-    out = shutil.copytree(exported, tmp_path / "out")
+    out, threads = shutil.copytree(exported, tmp_path / "out"), environment.usable_cores() + 1  # not the default
     manifest, names = Manifest.read(out), [PLAIN, "openvino-cpu-fp32"]
     other = Measured(ELSEWHERE, {PLAIN: Timed("0.1", {}, {"1x32": 1.0})})
     add_file(out, manifest, measured.NAME, measured.text([other]))
-    typed = ["--write", "--workload", "1x32,8x128", "--seconds", "0", "--threads", "1"]
+    typed = ["--write", "--workload", "1x32,8x128", "--seconds", "0", "--threads", str(threads)]
     result = run_cli("adtp-bench", out, *typed)
     assert result.returncode == 0, result.stderr
     after = Manifest.read(out)
     assert dict(after.files).keys() == {*manifest.files, measured.NAME}
     assert after.targets == manifest.targets
     kept, here = measured.read(out, after)
-    assert (kept, here.place) == (other, Place.here(1))
+    assert (kept, here.place) == (other, Place.here(threads))
     assert list(here.targets) == names
     assert all(list(each.p50_ms) == ["1x32", "8x128"] for each in here.targets.values())
     assert all(each.holds(name, after) for name, each in here.targets.items())
     means = {name: math.prod(each.p50_ms.values()) for name, each in here.targets.items()}
-    deployment = adtp_export.load(out, threads=1)
+    deployment = adtp_export.load(out, threads=threads)
     assert deployment.target == min(means, key=means.get)
     assert deployment.reason.startswith("fastest of 2 verified fp32 targets measured on this machine: ")
     assert f"prefer=precision takes {deployment.target}: fastest of 2" in result.stdout

@@ -57,7 +57,7 @@ class BenchOptions(Options):
     text_column: str | None = option(None,
         "text column of --data, or two separated by a comma for sentence pairs", "workloads", metavar="C")
     threads: int = option(0,
-        "threads of each runtime; 0 uses one per core",
+        "threads of each runtime; 0 uses one for each core that may be used",
         "measurement", metavar="N", within=Range(0, MAX_THREADS, f"an integer from 0 to {MAX_THREADS}"))
     seconds: float = option(20.0,
         "time per workload; at least 10 rounds are run", "measurement", metavar="S", within=NOT_NEGATIVE)
