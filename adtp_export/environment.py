@@ -111,10 +111,15 @@ def _caches() -> list[str]:
 
 
 @functools.cache
+def _siblings() -> dict[int, str]:
+    """Return by number of a logical core which ones share its physical core, as Linux lists them; none where it does not tell."""
+    listed = _CPUS.glob("cpu[0-9]*/topology/thread_siblings_list")
+    return {int(path.parts[-3].removeprefix("cpu")): _read(path) for path in listed}
+
+
 def _physical_cores() -> int | None:
     """Return how many cores there are, however many threads each has; None where the system does not tell."""
-    siblings = {_read(path) for path in _CPUS.glob("cpu[0-9]*/topology/thread_siblings_list")}
-    return len(siblings) or None
+    return len(set(_siblings().values())) or None
 
 
 def _read(path: Path) -> str:
@@ -172,8 +177,7 @@ def usable_cores() -> int:
 def _affine_cores() -> int:
     if not hasattr(os, "sched_getaffinity"):
         return _physical_cores() or os.cpu_count() or 1
-    usable = os.sched_getaffinity(0)
-    listed = {i: _read(_CPUS / f"cpu{i}" / "topology" / "thread_siblings_list") for i in usable}
+    listed = {i: _siblings().get(i, _UNREAD) for i in os.sched_getaffinity(0)}
     return len({str(i) if siblings == _UNREAD else siblings for i, siblings in listed.items()})
 
 

@@ -50,14 +50,14 @@ def elsewhere(tmp_path, monkeypatch):
         monkeypatch.setattr(machine, "_CPUS", tmp_path / "cpu")
         monkeypatch.setattr(machine, "_GROUPS", tmp_path / "cgroup")
         monkeypatch.setattr(machine, "_OWN_GROUPS", tmp_path / "own-cgroup")
-        for known in (machine._first_cpu, machine._caches, machine._physical_cores):
+        for known in (machine._first_cpu, machine._caches, machine._siblings):
             known.cache_clear()
         assert machine.processor() == "AMD EPYC"
         return machine.fingerprint()
 
     yield fingerprint
     monkeypatch.undo()
-    for known in (machine._first_cpu, machine._caches, machine._physical_cores):
+    for known in (machine._first_cpu, machine._caches, machine._siblings):
         known.cache_clear()
 
 
@@ -159,10 +159,8 @@ def test_a_runtime_chooses_by_itself_where_it_has_all_cores(elsewhere, monkeypat
 
 
 @pytest.mark.parametrize(("quota", "asked"), [(None, {0: 0, 3: 3, 8: 8}), (2.0, {0: 2, 3: 3, 8: 8})])
-def test_where_no_cores_are_described_a_limit_counts_all_the_same(monkeypatch, quota, asked):
-    told = {"_physical_cores": None, "_affine_cores": 8, "_quota": quota}
-    for name, value in told.items():
-        monkeypatch.setattr(machine, name, lambda value=value: value)
+def test_where_no_cores_are_described_a_limit_counts_all_the_same(monkeypatch, on_cores, quota, asked):
+    on_cores(8, quota, described=False)
     monkeypatch.setattr(machine.os, "cpu_count", lambda: 8)
     assert {threads: machine.threads_to_ask_for(threads) for threads in asked} == asked
 
@@ -171,7 +169,7 @@ def test_a_system_that_tells_nothing_has_a_fingerprint_too(monkeypatch, tmp_path
     elsewhere()
     monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
     monkeypatch.setattr(machine, "_CPUS", tmp_path / "none")
-    for known in (machine._first_cpu, machine._caches, machine._physical_cores):
+    for known in (machine._first_cpu, machine._caches, machine._siblings):
         known.cache_clear()
     told = machine.hardware()
     assert (told["vendor"], told["caches"], told["cores"]["physical"]) == (None, [], None)

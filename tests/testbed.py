@@ -93,6 +93,19 @@ def as_numpy(batch):
     return {name: tensor.numpy() for name, tensor in batch.items()}
 
 
+@pytest.fixture
+def on_cores(monkeypatch):
+    """Return a function that sets how many cores there seem to be, and the CPU limit of this process."""
+    from adtp_export import environment
+
+    def pretend(cores: int, quota: float | None = None, described: bool = True) -> None:
+        told = {"_physical_cores": cores if described else None, "_affine_cores": cores, "_quota": quota}
+        for name, value in told.items():
+            monkeypatch.setattr(environment, name, lambda value=value: value)
+
+    return pretend
+
+
 @pytest.fixture(scope="session")
 def has_openvino():
     from adtp_export.runtimes import openvino

@@ -10,7 +10,6 @@ import pytest
 import soak
 
 import adtp_export
-from adtp_export import environment
 from adtp_export.inference import session as room
 from adtp_export.runtimes import tensorrt
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
@@ -148,24 +147,13 @@ def test_an_engine_with_one_context_is_run_by_one_thread_at_a_time():
     assert all(together(run))
 
 
-@pytest.fixture
-def on_four_cores(monkeypatch):
-    """Return a function that sets how many of a machine's four cores this process may use."""
-
-    def allow(quota: float | None) -> None:
-        for name, told in {"_physical_cores": 4, "_affine_cores": 4, "_quota": quota}.items():
-            monkeypatch.setattr(environment, name, lambda told=told: told)
-
-    return allow
-
-
 CONTAINER = {(3.0, 0): 3, (3.0, 1): 1, (3.0, 3): 3, (2.5, 0): 2}
 """Threads by limit and by what is asked for: there, runtimes by themselves take a thread for each core of the machine."""
 
 
-def test_onnxruntime_gets_as_many_threads_as_cores_may_be_used(exported, on_four_cores):
+def test_onnxruntime_gets_as_many_threads_as_cores_may_be_used(exported, on_cores):
     def told(quota, threads):
-        on_four_cores(quota)
+        on_cores(4, quota)
         return OnnxRuntimeEngine(exported / "model.onnx", threads)._session.get_session_options().intra_op_num_threads
 
     assert {asked: told(*asked) for asked in CONTAINER} == CONTAINER
@@ -173,11 +161,11 @@ def test_onnxruntime_gets_as_many_threads_as_cores_may_be_used(exported, on_four
 
 
 @pytest.mark.usefixtures("has_openvino")
-def test_openvino_gets_as_many_threads_as_cores_may_be_used(exported, on_four_cores, monkeypatch):
+def test_openvino_gets_as_many_threads_as_cores_may_be_used(exported, on_cores, monkeypatch):
     import openvino
 
     def told(quota, threads):
-        on_four_cores(quota)
+        on_cores(4, quota)
         OpenVinoEngine(exported / "model.onnx", threads)
         return configs.pop().get("INFERENCE_NUM_THREADS")
 

@@ -167,9 +167,8 @@ def test_threads_are_part_of_the_place(timed):
     assert chosen(out, threads=2).reason.endswith(f"type adtp-bench {out} --write --threads 2")
 
 
-def test_all_cores_are_the_default_number_of_threads(monkeypatch):
-    for name, told in {"_physical_cores": 4, "_affine_cores": 4, "_quota": None}.items():
-        monkeypatch.setattr(environment, name, lambda told=told: told)
+def test_all_cores_are_the_default_number_of_threads(on_cores):
+    on_cores(4)
     assert [Place.here(threads) == Place.here(0) for threads in (4, 2)] == [True, False]
 
 
