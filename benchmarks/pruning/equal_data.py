@@ -8,18 +8,22 @@ from typing import Any
 
 from torch import Tensor
 
-from adtp_export.contract import HEAD_SEQUENCE, HEAD_TOKENS
+from adtp_export.contract import HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from adtp_export.data.overlaps import overlapping
 from adtp_export.training.data import Examples
+from adtp_export.training.objectives.spans import QuestionExamples
 from adtp_export.training.objectives.tokens import NO_LABEL, TaggedExamples
+from benchmarks.pruning.splits import FOLDS
 
 FULL = 6
 """Layers of the teacher."""
 TAGGED = "ewt-pos"
-HEAD = {"sst2": HEAD_SEQUENCE, "20news": HEAD_SEQUENCE, TAGGED: HEAD_TOKENS}
-SUFFIX = {"sst2": ".tsv", "20news": ".jsonl", TAGGED: ".jsonl"}
-MAX_TOKENS = {"sst2": 64, "20news": 512, TAGGED: 256}
-SITE = {"sst2": "0.ffn", "20news": "0.ffn", TAGGED: "2.attention"}
+ASKED = tuple(f"subjqa-{fold}" for fold in range(FOLDS))
+"""Questions about reviews; each fold has a teacher of its own."""
+HEAD = {"sst2": HEAD_SEQUENCE, "20news": HEAD_SEQUENCE, TAGGED: HEAD_TOKENS} | dict.fromkeys(ASKED, HEAD_SPANS)
+SUFFIX = {"sst2": ".tsv"} | dict.fromkeys(("20news", TAGGED, *ASKED), ".jsonl")
+MAX_TOKENS = {"sst2": 64, "20news": 512, TAGGED: 256} | dict.fromkeys(ASKED, 384)
+SITE = {"sst2": "0.ffn", "20news": "0.ffn"} | dict.fromkeys((TAGGED, *ASKED), "2.attention")
 """Where students cut. Behind three whole layers, at 3.attention, no tagger would be as fast as one of three layers."""
 AT = {"20news": (3, 2), "sst2": (4, 3, 2), TAGGED: (4, 3)}
 """Numbers of layers whose time others are given. One row each of the plan has SCHEDULE, and one text at a time."""

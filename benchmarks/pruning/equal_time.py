@@ -29,10 +29,11 @@ from adtp_export.benchmarking.workloads import Workload
 from adtp_export.calibration import recipes
 from adtp_export.calibration.plan import make_quantization_plan
 from adtp_export.calibration.quantize import write_quantized
-from adtp_export.contract import HEAD_TOKENS
-from adtp_export.data.labelled import encode_words, read_tagged
+from adtp_export.contract import HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from adtp_export.data.labelled import encode_words, read_questions, read_tagged
 from adtp_export.data.readers import read_rows
 from adtp_export.data.tokenize import Batch, encode, pad
+from adtp_export.data.windows import Windows, encode_windows
 from adtp_export.io import read_json
 from adtp_export.model.registry import fields
 from adtp_export.model.selection import PERMILLE
@@ -40,7 +41,7 @@ from adtp_export.runtimes import onnxruntime
 from adtp_export.training.models import load_config
 from benchmarks.harness import records
 from benchmarks.harness.records import RECORDS, claim
-from benchmarks.pruning.equal_data import FULL, HEAD, MAX_TOKENS, SITE, SUFFIX, TAGGED
+from benchmarks.pruning.equal_data import ASKED, FULL, HEAD, MAX_TOKENS, SITE, SUFFIX, TAGGED
 
 TABLE = RECORDS / "equal-time-table.jsonl"
 DEPTHS, CUT_DEPTHS = (FULL, 4, 3, 2), (FULL, 4)
@@ -49,8 +50,8 @@ GRID = {FULL: (0.6, 0.4, 0.25, 0.12, 0.04), 4: (0.45, 0.2)}
 """Retentions that are timed, by depth."""
 FP32, INT8 = PRECISIONS = ("fp32", "int8")
 BATCHES = (32, 1)
-TEXTS = {("sst2", 32): 128, ("sst2", 1): 24, ("20news", 32): 32, ("20news", 1): 12, (TAGGED, 32): 128}
-"""Texts of a cycle, by data set and batch."""
+TEXTS = {("sst2", 32): 128, ("sst2", 1): 24, ("20news", 32): 32, ("20news", 1): 12, (TAGGED, 32): 128, (ASKED[0], 32): 64}
+"""Texts of a cycle, by data set and batch; of questions the windows."""
 LIMITS = {1: Limits(cycles=25)}
 """By the size of batches: each single text is timed so often. In 60 rounds it comes twice or so, and speeds hang on which texts a part of
 the run had."""
@@ -75,12 +76,16 @@ def queue() -> Iterator[Timing]:
 def workload(dataset: str, batch: int, splits: Path, tokenizer: Path, names: tuple[str, ...]) -> Workload:
     """Return batches of the first dev rows, as they come."""
     path, loaded = splits / dataset / f"dev{SUFFIX[dataset]}", Tokenizer.from_file(str(tokenizer))
-    rows = read_tagged(path) if dataset == TAGGED else read_rows(path)
-    texts: list[Any] = [text for text, _ in itertools.islice(rows, TEXTS[dataset, batch])]
-    if dataset == TAGGED:
-        encoded = [row for row, _ in encode_words(loaded, texts, MAX_TOKENS[dataset])]
+    count, longest = TEXTS[dataset, batch], MAX_TOKENS[dataset]
+    if HEAD[dataset] == HEAD_SPANS:
+        pairs = [(row.question, row.context) for row in itertools.islice(read_questions(path), count)]
+        windows = encode_windows(loaded, pairs, Windows(longest, longest // 4))
+        encoded = [window.row for own in windows for window in own][:count]
+    elif HEAD[dataset] == HEAD_TOKENS:
+        words = [row for row, _ in itertools.islice(read_tagged(path), count)]
+        encoded = [row for row, _ in encode_words(loaded, words, longest)]
     else:
-        encoded = encode(loaded, texts, MAX_TOKENS[dataset])
+        encoded = encode(loaded, [text for text, _ in itertools.islice(read_rows(path), count)], longest)
     batches = (pad(encoded[i : i + batch], 0, names) for i in range(0, len(encoded), batch))
     return Workload(f"{dataset}-{batch}", tuple(batches))
 
@@ -94,7 +99,7 @@ def write_int8(student: Any, source: Path) -> Path:
 
 def contenders(architecture: Architecture, timing: Timing, folder: Path) -> dict[tuple[int, bool], Contender]:
     """Export dense encoders of all depths, and those that cut, with random weights; by depth, and whether they cut."""
-    made, architecture = {}, replace(architecture, every_token=HEAD[timing.dataset] == HEAD_TOKENS)
+    made, architecture = {}, replace(architecture, every_token=HEAD[timing.dataset] != HEAD_SEQUENCE)
     for depth, cuts in [*((depth, False) for depth in DEPTHS), *((depth, True) for depth in CUT_DEPTHS)]:
         sites, name = (SITE[timing.dataset],) if cuts else (), f"{'cut' if cuts else 'dense'}-{depth}"
         contender, student = adjustable_student(architecture.deep(depth), sites, folder / f"{name}.onnx", name)

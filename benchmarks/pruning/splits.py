@@ -6,7 +6,8 @@ SST-2's training split is made of phrases of the same sentences, so rows cannot 
 no other row contains. Sentences that share a phrase of at least 4 words go to the same part, and phrases go with their
 sentences; a shorter phrase that sentences of several parts contain is left for training. Test and dev keep the rows of at least
 12 words. 20 Newsgroups is split row by row, without rows of equal text. Sentences of equal words, and questions about the same review,
-go to the same part. Of SubjQA the questions about short reviews are taken.
+go to the same part. Of SubjQA the questions about short reviews are taken. In `subjqa-0` to `subjqa-4` are all of its questions: each is
+one of test in one of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import gzip
 import json
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from adtp_export.data.overlaps import SHARED_WORDS, Sentences
@@ -27,6 +28,8 @@ NEWS_HELD_OUT = {"test": 2000, "dev": 500}  # rows
 TAGGED_HELD_OUT = {"test": 1254, "dev": 500}  # sentences
 ASKED_HELD_OUT = {"test": 300, "dev": 100}  # questions
 ASKED_WORDS = 100  # of a review, at most: longer ones would take hours on two cores
+FOLDS, FOLD_DEV = 5, 300
+"""Of all of SubjQA: parts that are test once, and questions of dev beside each."""
 MIN_WORDS = 12
 
 
@@ -81,6 +84,20 @@ def split_groups(rows: list[dict], field: str, held_out: dict[str, int], rng: ra
     return parts | {"train": [row for group in left for row in group]}
 
 
+def folds(rows: list[dict], field: str, rng: random.Random) -> Iterator[dict[str, list[dict]]]:
+    """Yield `FOLDS` splits, in which each row is of test once; rows of one value of `field` stay together."""
+    groups: defaultdict[str, list[dict]] = defaultdict(list)
+    for row in rows:
+        groups[row[field]].append(row)
+    texts = sorted(groups)
+    rng.shuffle(texts)
+    for fold in range(FOLDS):
+        tested = set(texts[fold::FOLDS])
+        rest = [row for text in texts if text not in tested for row in groups[text]]
+        test = [row for text in texts if text in tested for row in groups[text]]
+        yield {"test": test} | split_groups(rest, field, {"dev": FOLD_DEV}, rng)
+
+
 def read(path: Path) -> list[dict]:
     """Read JSON lines, compressed."""
     with gzip.open(path, "rt", encoding="utf-8") as stream:
@@ -108,22 +125,16 @@ def main() -> None:
     for name, held_out in (("sst2", SST2_HELD_OUT), ("sst2-tune", TUNE_HELD_OUT)):
         parts = split_sst2(phrases, random.Random(options.seed), held_out)
         write(options.out / name, ".tsv", parts, lambda row: f"{row[0]}\t{row[1]}\n", "label\tsentence\n")
+    asked = read(options.data / "subjqa" / "train.jsonl.gz")
+    short = [row for row in asked if len(row["context"].split()) <= ASKED_WORDS]
     grouped = {
         "20news": split_news(read(options.data / "20news" / "train.jsonl.gz"), random.Random(options.seed)),
         "ewt-pos": split_groups(
             read(options.data / "ewt-pos" / "train.jsonl.gz"), "tokens", TAGGED_HELD_OUT, random.Random(options.seed)
         ),
-        "subjqa": split_groups(
-            [
-                row
-                for row in read(options.data / "subjqa" / "train.jsonl.gz")
-                if len(row["context"].split()) <= ASKED_WORDS
-            ],
-            "context",
-            ASKED_HELD_OUT,
-            random.Random(options.seed),
-        ),
+        "subjqa": split_groups(short, "context", ASKED_HELD_OUT, random.Random(options.seed)),
     }
+    grouped |= {f"subjqa-{i}": fold for i, fold in enumerate(folds(asked, "context", random.Random(options.seed)))}
     for name, parts_of in grouped.items():
         write(options.out / name, ".jsonl", parts_of, lambda row: json.dumps(row, ensure_ascii=False) + "\n")
 
