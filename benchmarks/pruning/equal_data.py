@@ -11,7 +11,6 @@ from torch import Tensor
 from adtp_export.contract import HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from adtp_export.data.overlaps import overlapping
 from adtp_export.training.data import Examples
-from adtp_export.training.objectives.spans import QuestionExamples
 from adtp_export.training.objectives.tokens import NO_LABEL, TaggedExamples
 from benchmarks.pruning.splits import FOLDS
 

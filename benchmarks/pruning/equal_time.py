@@ -50,7 +50,14 @@ GRID = {FULL: (0.6, 0.4, 0.25, 0.12, 0.04), 4: (0.45, 0.2)}
 """Retentions that are timed, by depth."""
 FP32, INT8 = PRECISIONS = ("fp32", "int8")
 BATCHES = (32, 1)
-TEXTS = {("sst2", 32): 128, ("sst2", 1): 24, ("20news", 32): 32, ("20news", 1): 12, (TAGGED, 32): 128, (ASKED[0], 32): 64}
+TEXTS = {
+    ("sst2", 32): 128,
+    ("sst2", 1): 24,
+    ("20news", 32): 32,
+    ("20news", 1): 12,
+    (TAGGED, 32): 128,
+    (ASKED[0], 32): 64,
+}
 """Texts of a cycle, by data set and batch; of questions the windows."""
 LIMITS = {1: Limits(cycles=25)}
 """By the size of batches: each single text is timed so often. In 60 rounds it comes twice or so, and speeds hang on which texts a part of
