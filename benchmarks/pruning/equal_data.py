@@ -30,10 +30,12 @@ AT = {"20news": (3, 2), "sst2": (4, 3, 2), TAGGED: (4, 3)}
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """How a teacher and its students learn; how many of the rows of dev and test are read, from the first on."""
+    """How a teacher and its students learn, and those with AD-TP's cut besides; how many of the rows of dev and test are read, from the
+    first on."""
 
     teacher: dict[str, Any]
     student: dict[str, Any]
+    cut: dict[str, Any] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
 
 
@@ -51,6 +53,14 @@ SIZES = {
         TAGGED: Data(
             teacher={"teacher_epochs": 3, "teacher_learning_rate": 2e-4},
             student={"train_rows": 8000, "epochs": 2, "learning_rate": 1e-4},
+        ),
+        **dict.fromkeys(
+            ASKED,
+            Data(
+                teacher={"teacher_epochs": 3, "teacher_learning_rate": 1e-4, "batch_size": 16},
+                student={"epochs": 2, "batch_size": 16, "learning_rate": 1e-4},
+                cut={"cut_warmup": 0.333},
+            ),
         ),
     },
     "small": {

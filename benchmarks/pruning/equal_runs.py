@@ -16,14 +16,9 @@ not run. --size small has fewer rows and epochs than the plan, and says nothing 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import functools
-import shutil
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,18 +27,25 @@ from adtp_export.benchmarking.paired import Difference, difference
 from adtp_export.model.flops import Shape
 from adtp_export.model.registry import fields
 from adtp_export.training.budget import flops_share
-from adtp_export.training.data import Examples
-from adtp_export.training.evaluate import judge, judge_teacher
-from adtp_export.training.method_table import ANSWERS
-from adtp_export.training.models import load_teacher, save_model
-from adtp_export.training.settings import BF16, TrainOptions
-from adtp_export.training.stages import explained, train_student, train_teacher
-from adtp_export.training.task import Task, read_task
-from adtp_export.training.trainer import Audience, quiet, this_process
+from adtp_export.training.evaluate import judge
+from adtp_export.training.trainer import this_process
 from benchmarks.harness import records
 from benchmarks.harness.records import RECORDS, claim, read_lines, right_answers
-from benchmarks.pruning.equal_data import AT, FULL, MAX_TOKENS, SITE, SIZES, SUFFIX, TAGGED, answered, labelled
+from benchmarks.pruning.equal_data import AT, FULL, MAX_TOKENS, SIZES, TAGGED, answered, labelled
 from benchmarks.pruning.equal_time import BATCHES, FP32, TABLE, retention_for
+from benchmarks.pruning.equal_training import (
+    ADTP,
+    BOTH,
+    BOTH_DEPTH,
+    LAYERS,
+    PRECISION,
+    SCHEDULE,
+    Clock,
+    Place,
+    Run,
+    TimeIsOverError,
+    trained,
+)
 from benchmarks.pruning.train import classes
 
 TRAINED, EXPORTED = RECORDS / "equal-time-trained.jsonl", RECORDS / "equal-time-exported.jsonl"
@@ -58,48 +60,6 @@ other seeds were not kept. Long texts have a student of all layers with the seco
 HOPELESS = -0.03
 RATES, RATES_AT = (5e-5, 1e-4, 2e-4), (2, 3)
 """Learning rates, among which dev chooses, and the layers whose time the students have that learn at each of them."""
-LAYERS, ADTP, SCHEDULE, BOTH = "layers", "adtp", "schedule", "both"
-BOTH_DEPTH = 4
-
-
-class Run(NamedTuple):
-    """One student.
-
-    arm: `LAYERS`, `ADTP`, `SCHEDULE`, or `BOTH`, which is AD-TP with `BOTH_DEPTH` layers. at: the number of dense layers that take as long
-    in batches of `batch`; a student of `LAYERS` has so many. retention: the share of tokens that the cut keeps; 1 without one.
-    """
-
-    size: str
-    dataset: str
-    arm: str
-    at: int
-    batch: int
-    retention: float
-    seed: int
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Run:
-        return cls(*(row[name] for name in cls._fields))
-
-    @property
-    def folder(self) -> str:
-        return "-".join(map(str, self))
-
-    @property
-    def depth(self) -> int:
-        return {LAYERS: self.at, BOTH: BOTH_DEPTH}.get(self.arm, FULL)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        chosen: dict[str, Any] = {"method": ADTP if self.arm == BOTH else self.arm, "layers": self.depth}
-        if self.arm != LAYERS:
-            chosen |= {"prune_sites": SITE[self.dataset], "retention": f"{self.retention:g}"}
-        if self.arm in (ADTP, BOTH):
-            chosen |= {"ratio": "static"}
-        return {**SIZES[self.size][self.dataset].student, **chosen, "seed": self.seed}
-
-
-PRECISION = {"mixed_precision": BF16}
 
 
 def arms(dataset: str, table: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, int, float]]:
@@ -186,120 +146,14 @@ def rate_queue(size: str, table: list[dict[str, Any]]) -> Iterator[tuple[Run, fl
         yield from ((run, rate) for run in wanted if run.at == at for rate in RATES)
 
 
-class TimeIsOverError(Exception):
-    """A call has had the minutes that it was given."""
-
-
-class Clock:
-    """Ends a call at a step of training, or between two things to do."""
-
-    def __init__(self, minutes: float | None) -> None:
-        self.end = time.perf_counter() + 60 * (minutes or float("inf"))
-
-    def check(self, done: int = 0, total: int = 0) -> None:
-        """Raises TimeIsOverError when it is."""
-        if time.perf_counter() > self.end:
-            raise TimeIsOverError
-
-    @property
-    def audience(self) -> Audience:
-        return Audience(self.check, functools.partial(print, flush=True))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where everything lies."""
-
-    splits: Path
-    base: Path
-    work: Path
-    clock: Clock
-
-    def files(self, size: str, dataset: str) -> dict[str, Path]:
-        """Return the files of a data set: all rows of training, and the first ones of dev and test."""
-        source, cut = self.splits / dataset, self.work / "rows" / size / dataset
-        cut.mkdir(parents=True, exist_ok=True)
-        files = {"train": source / f"train{SUFFIX[dataset]}"}
-        for part in ("dev", "test"):
-            whole = files[part] = source / f"{part}{SUFFIX[dataset]}"
-            if (count := SIZES[size][dataset].rows.get(part)) is not None:
-                files[part] = cut / whole.name
-                lines = whole.read_text(encoding="utf-8").splitlines(keepends=True)
-                files[part].write_text("".join(lines[: count + (whole.suffix == ".tsv")]), encoding="utf-8")
-        return files
-
-    def task(self, size: str, dataset: str, settings: dict[str, Any]) -> Task:
-        """Read the rows of a data set as settings say."""
-        files: dict[str, Any] = {part: str(path) for part, path in self.files(size, dataset).items()}
-        return read_task(TrainOptions(**files, max_tokens=MAX_TOKENS[dataset], **PRECISION, **settings))
-
-    def rows(self, size: str, dataset: str) -> Task:
-        """Read the rows of a data set for no teacher in particular."""
-        return self.task(size, dataset, {"base": str(self.base), **SIZES[size][dataset].teacher})
-
-    def teacher(self, size: str, dataset: str) -> Path:
-        """Return the teacher of a data set, and train it where it is not there."""
-        place = self.work / f"{size}-{dataset}-teacher"
-        if not (place / "config.json").exists():
-            task = self.rows(size, dataset)
-            unfinished = self.work / "unfinished" / place.name
-            with quiet():
-                model = train_teacher(task, unfinished / "stage", self.clock.audience)
-                save_model(model, task.tokenizer, unfinished / "whole")
-            (unfinished / "whole").rename(place)
-            shutil.rmtree(unfinished)
-        return place
-
-    def quality(self, task: Task, teacher: Any) -> float:
-        """Return the teacher's accuracy on the test rows, which is kept beside it."""
-        kept = Path(task.source) / "accuracy.txt"
-        if not kept.exists():
-            kept.write_text(str(judge_teacher(teacher, task.parts["test"], task.objective)["accuracy"]))
-        return float(kept.read_text())
-
-
-PART = 128
-"""Rows that a teacher explains before what it said is written."""
-
-
-def seen_by(teacher: Any, task: Task, place: Place) -> dict[str, Examples]:
-    """Return the rows of training and dev with the teacher's view, part by part, so that a call may end between two."""
-    found = {}
-    for name in ("train", "dev"):
-        whole = task.parts[name]
-        answers, rows = [], []
-        for begin in range(0, len(whole), PART):
-            part = dataclasses.replace(
-                whole, encoded=whole.encoded[begin : begin + PART], labels=whole.labels[begin : begin + PART]
-            )
-            view = ANSWERS if name == "dev" else None
-            part = explained(teacher, part, task, place.work / "views", place.clock.audience, view)
-            answers += list(part.teacher_logits or ())
-            rows += part.attribution or []
-        found[name] = whole.with_teacher(answers, rows or None)
-    return found
-
-
 def student(run: Run, place: Place, **changed: Any) -> dict[str, Any]:
     """Train a student, write it, and return its row.
 
     Args:
         changed: settings that differ from the run's.
     """
-    source, settings = place.teacher(run.size, run.dataset), {**run.settings, **changed}
-    folder = "-".join(map(str, (run.folder, *changed.values())))
-    task = place.task(run.size, run.dataset, {"teacher": str(source), **settings})
-    teacher = load_teacher(str(source), task.objective, task.labels, tuned=True).eval().requires_grad_(False)
-    torch.nn.Module.to(teacher, this_process().device)
-    accuracy = place.quality(task, teacher)
-    task = dataclasses.replace(task, parts={**task.parts, **seen_by(teacher, task, place)})
-    unfinished = place.work / "unfinished" / folder
-    with quiet():
-        model = train_student(teacher, task, unfinished, place.clock.audience)
-    place.clock.check()
+    model, task, accuracy = trained(run, place, **changed)
     judgement, chosen_by = (judge(model, task.parts[part]) for part in ("test", "dev"))
-    save_model(model.student.cpu(), task.tokenizer, place.work / folder)
-    shutil.rmtree(unfinished)
     sites, shape = list(model.student.site_names), Shape.of(fields(model.student.config.encoder_config))
     return {
         **run._asdict(),
@@ -311,7 +165,7 @@ def student(run: Run, place: Place, **changed: Any) -> dict[str, Any]:
         "flops": round(flops_share(shape, judgement.alive, sites) * shape.layers / FULL, 4),
         "tokens": round(float(judgement.alive[0].mean()), 2),
         "rows": {split: len(part) for split, part in task.parts.items()},
-        "settings": {**settings, **PRECISION, "max_tokens": MAX_TOKENS[run.dataset]},
+        "settings": {**run.settings, **changed, **PRECISION, "max_tokens": MAX_TOKENS[run.dataset]},
     }
 
 

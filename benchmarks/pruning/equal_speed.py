@@ -27,8 +27,9 @@ from adtp_export.training.data import Examples
 from benchmarks.harness import records
 from benchmarks.harness.records import read_lines
 from benchmarks.pruning.equal_data import FULL, HEAD, answered
-from benchmarks.pruning.equal_runs import EXPORTED, TRAINED, Place, Run
+from benchmarks.pruning.equal_runs import EXPORTED, TRAINED
 from benchmarks.pruning.equal_time import BATCHES, FP32, INT8, LIMITS, TEXTS, workload
+from benchmarks.pruning.equal_training import Place, Run
 from benchmarks.pruning.train import classes
 
 TARGETS = {FP32: "onnxruntime-cpu-fp32-plugin", INT8: "onnxruntime-cpu-int8-linear-plugin"}
@@ -38,19 +39,18 @@ SECONDS = 8.0
 """For each student and size of batches."""
 
 
-def exported(run: Run, place: Place) -> tuple[Path, dict[str, Any]]:
-    """Export a student in both precisions, all products in INT8 whatever that costs; return where it is, and its targets."""
-    out = place.work / "exported" / run.folder
+def exported(source: Path, out: Path, dev: Path) -> dict[str, Any]:
+    """Export a model in both precisions, all products in INT8 whatever that costs; return its targets."""
     manifest = export(
-        place.work / run.folder,
+        source,
         out,
         force=True,
         precisions=(FP32, INT8),
         max_accuracy_drop=ANY_DROP,
-        verify_data=place.files(run.size, run.dataset)["dev"],
+        verify_data=dev,
         verify_rows=VERIFIED,
     )
-    return out, manifest.to_json()["targets"]
+    return manifest.to_json()["targets"]
 
 
 def answers(out: Path, target: str, examples: Examples) -> str:
@@ -80,7 +80,8 @@ def timed(out: Path, run: Run, place: Place, dense: Contender) -> dict[str, dict
 
 def rows(run: Run, place: Place, dense: Contender, test: Examples) -> Iterator[dict[str, Any]]:
     """Yield what a student's exports do, a row for each precision."""
-    out, targets = exported(run, place)
+    out = place.work / "exported" / run.folder
+    targets = exported(place.work / run.folder, out, place.files(run.size, run.dataset)["dev"])
     speeds = timed(out, run, place, dense)
     for precision, target in TARGETS.items():
         told = targets[target]

@@ -168,6 +168,11 @@ def differences(folder: Path, dataset: str, size: str) -> str:
     return f"{table([*heads, '95%', 'p', 'seeds'], lines, texts=4)}\n\n{told}"
 
 
+def _texts(dataset: str) -> str:
+    """Return the name of a data set, or of that of which it is a fold."""
+    return DATASETS[dataset] if dataset in DATASETS else DATASETS[dataset.rpartition("-")[0]]
+
+
 def _named(size: str) -> str:
     return "" if size == PLAN else "Smaller than planned, and not trained to the end. "
 
@@ -190,8 +195,8 @@ def scored(folder: Path) -> str:
             if _out_of_reach(folder, prediction):
                 cells[1] = "no retention is fast enough"
         dataset, says = prediction["dataset"], prediction["says"]
-        if SITE[dataset] not in says and "attention" in says:
-            says = f"{says} (cut at {SITE[dataset]})"
+        if (site := SITE.get(dataset)) and site not in says and "attention" in says:
+            says = f"{says} (cut at {site})"
         lines.append([prediction["id"], DATASETS[dataset], says, *cells])
     return table(["", "texts", "predicted", "became", "differences in points", "size of the runs"], lines, texts=6)
 
@@ -236,7 +241,7 @@ def retentions(rows: list[Row]) -> str:
     lines = []
     for row in rows:
         dense = {point["layers"]: point for point in row["dense"]}
-        cells = [DATASETS[row["dataset"]], f"{row['tokens']:.0f}", str(row["batch"]), row["precision"].upper()]
+        cells = [_texts(row["dataset"]), f"{row['tokens']:.0f}", str(row["batch"]), row["precision"].upper()]
         for layers in DEPTHS[1:]:
             speed = f"{dense[layers]['speedup']:.2f}x ± {dense[layers]['margin']:.2f}"
             kept = [retention_for(row, depth, layers) if layers < depth else math.nan for depth in CUT_DEPTHS]

@@ -31,7 +31,7 @@ NAMES = {
 }
 OWN_SITES = " at its own sites"
 NAMES |= {f"{name}{OWN_SITES}": f"{NAMES[name]}, own sites" for name in ("ltp", "top", "transkimmer", "schedule")}
-DATASETS = {"sst2": "SST-2", "20news": "20 Newsgroups", "ewt-pos": "EWT tags"}
+DATASETS = {"sst2": "SST-2", "20news": "20 Newsgroups", "ewt-pos": "EWT tags", "subjqa": "SubjQA"}
 DRAWN = ("adtp", "ltp", "top", "transkimmer", "schedule", "random")
 
 
