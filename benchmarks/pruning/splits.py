@@ -28,8 +28,8 @@ NEWS_HELD_OUT = {"test": 2000, "dev": 500}  # rows
 TAGGED_HELD_OUT = {"test": 1254, "dev": 500}  # sentences
 ASKED_HELD_OUT = {"test": 300, "dev": 100}  # questions
 ASKED_WORDS = 100  # of a review, at most: longer ones would take hours on two cores
-FOLDS, FOLD_DEV = 5, 300
-"""Of all of SubjQA: parts that are test once, and questions of dev beside each."""
+FOLDS = 5
+FOLD_HELD_OUT = {"dev": 300}  # questions, beside a fifth of all, which are of test
 MIN_WORDS = 12
 
 
@@ -84,8 +84,14 @@ def split_groups(rows: list[dict], field: str, held_out: dict[str, int], rng: ra
     return parts | {"train": [row for group in left for row in group]}
 
 
-def folds(rows: list[dict], field: str, rng: random.Random) -> Iterator[dict[str, list[dict]]]:
-    """Yield `FOLDS` splits, in which each row is of test once; rows of one value of `field` stay together."""
+def folds(
+    rows: list[dict], field: str, rng: random.Random, held_out: dict[str, int] = FOLD_HELD_OUT
+) -> Iterator[dict[str, list[dict]]]:
+    """Yield `FOLDS` splits, in which each row is of test once; rows of one value of `field`, a text, stay together.
+
+    Args:
+        held_out: what else is held out of the rows that are not of test, as `split_groups` takes it.
+    """
     groups: defaultdict[str, list[dict]] = defaultdict(list)
     for row in rows:
         groups[row[field]].append(row)
@@ -95,7 +101,7 @@ def folds(rows: list[dict], field: str, rng: random.Random) -> Iterator[dict[str
         tested = set(texts[fold::FOLDS])
         rest = [row for text in texts if text not in tested for row in groups[text]]
         test = [row for text in texts if text in tested for row in groups[text]]
-        yield {"test": test} | split_groups(rest, field, {"dev": FOLD_DEV}, rng)
+        yield {"test": test} | split_groups(rest, field, held_out, rng)
 
 
 def read(path: Path) -> list[dict]:

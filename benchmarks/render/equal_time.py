@@ -56,16 +56,22 @@ Key = tuple[str, int, int, str]
 @dataclass(frozen=True, kw_only=True)
 class Students:
     """All students of a data set and a size of the runs. groups: of overlapping test rows. row: any, for what it was run on.
-    teacher: its accuracy by seed; one that was trained again may have another."""
+    teacher: its accuracy by seed; one that was trained again may have another. folds: number of them, each with a teacher and students of
+    its own, where every row is of test once; 0 where there is one test."""
 
     arms: Mapping[Key, Arm]
     groups: list[int]
     row: Row
     teacher: Mapping[int, float]
+    folds: int = 0
 
     @classmethod
     def read(cls, folder: Path, dataset: str, size: str) -> Students:
         """Raises KeyError where none is recorded."""
+        from benchmarks.render import equal_spans
+
+        if (dataset, size) == (equal_spans.ASKED, PLAN):
+            return equal_spans.students(folder / "equal-time-spans.jsonl")
 
         def lines(name: str) -> list[Row]:
             found = read_lines(folder / f"equal-time-{name}.jsonl")
@@ -188,7 +194,7 @@ def scored(folder: Path) -> str:
             verdicts = list(_verdicts(folder, prediction, size))
             if verdicts:
                 worst = next((v for v in ("wrong", "open", "right") if v in {verdict for verdict, _ in verdicts}), "")
-                figures = "; ".join(f"{one} ({low}), seeds: {seeds}" for _, (one, low, seeds) in verdicts)
+                figures = "; ".join(f"{one} ({low}), {trained}" for _, (one, low, trained) in verdicts)
                 cells = [worst if size == PLAN else f"not scored; small runs: {worst}", figures, size]
                 break
         else:
@@ -230,7 +236,8 @@ def _verdicts(folder: Path, prediction: Row, size: str) -> Iterator[tuple[str, t
             outside = found.high < low or found.low > high
             verdict = "wrong" if outside else "right" if low <= found.low and found.high <= high else "open"
             mean, interval = points(found)
-            yield (verdict if found.seeds >= SEEDS or size != PLAN else "open"), (mean, interval, str(found.seeds))
+            often, told = (students.folds, "folds") if students.folds else (found.seeds, "seeds")
+            yield (verdict if often >= SEEDS or size != PLAN else "open"), (mean, interval, f"{told}: {often}")
 
 
 def retentions(rows: list[Row]) -> str:
@@ -294,8 +301,10 @@ def rates(folder: Path) -> str:
 
 def plots(folder: Path) -> dict[str, str]:
     """Return accuracy against measured speed of the same students, for each data set and size of batches: path to SVG."""
+    from benchmarks.render.equal_spans import ASKED
+
     drawn = {}
-    for dataset in DATASETS:
+    for dataset in (name for name in DATASETS if name != ASKED):
         for size in (PLAN, SMALL):
             try:
                 students = Students.read(folder, dataset, size)
@@ -336,7 +345,8 @@ def _short(name: str) -> str:
 
 
 def render_equal_time(path: Path, part: str) -> str:
-    """Return a part of the comparison as markdown: "retentions", "predictions", "rates", or a data set and a size, such as "sst2-plan".
+    """Return a part of the comparison as markdown: "retentions", "predictions", "rates", "spans", or a data set and a size, such as
+    "sst2-plan".
 
     Raises:
         FileNotFoundError: it is not there. KeyError: it has nothing of that part yet.
@@ -349,6 +359,10 @@ def render_equal_time(path: Path, part: str) -> str:
         return retentions(read_lines(path))
     if part == "rates":
         return rates(path.parent)
+    if part == "spans":
+        from benchmarks.render.equal_spans import render_spans
+
+        return render_spans(path)
     dataset, _, size = part.rpartition("-")
     whole = differences(path.parent, dataset, size)
     pictures = [name for name in plots(path.parent) if f"-{dataset}-" in name]

@@ -1,0 +1,130 @@
+"""Render what readers of questions answer: fewer layers against fewer tokens, over all folds that are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from adtp_export.benchmarking.paired import difference
+from benchmarks.harness.records import read_lines
+from benchmarks.pruning.splits import FOLDS
+from benchmarks.render.equal_time import FP32, MANY, Arm, Row, Students, points
+from benchmarks.render.pruning import ran
+from benchmarks.render.tables import table
+
+ASKED, TEACHER = "subjqa", "teacher"
+ORDER = (TEACHER, "layers", "adtp")
+
+
+def read(path: Path) -> tuple[dict[tuple[str, int, str], list[Row]], list[int]]:
+    """Read the readers of the folds in which all were asked: rows of each by arm, time and precision; and the number of each question's
+    review.
+
+    Raises:
+        KeyError: no fold is whole yet.
+    """
+    found: dict[str, dict[tuple[str, int, str], Row]] = {}
+    for row in read_lines(path):
+        found.setdefault(row["dataset"], {})[row["arm"], row["at"], row["precision"]] = row
+    every = {key for rows in found.values() for key in rows}
+    whole = [rows for _, rows in sorted(found.items()) if rows.keys() == every]
+    if not whole:
+        raise KeyError(f"{ASKED}: a fold")
+    groups: list[int] = []
+    for rows in whole:
+        groups += [1 + max(groups, default=-1) + number for number in rows[TEACHER, _layers(every), FP32]["groups"]]
+    return {key: [rows[key] for rows in whole] for key in sorted(every)}, groups
+
+
+def _layers(keys: Iterable[tuple[str, int, str]]) -> int:
+    """Return how many layers the teacher has."""
+    return next(at for arm, at, _ in keys if arm == TEACHER)
+
+
+def joined(rows: Sequence[Row], name: str) -> np.ndarray:
+    """Return the values of all folds, ``(questions,)``, as shares; they are recorded in percent."""
+    return np.concatenate([row[name] for row in rows]) / 100
+
+
+def students(path: Path) -> Students:
+    """Return the readers of all folds as students of one seed, "right" being the F1 of each answer.
+
+    Raises:
+        KeyError: no fold is whole yet.
+    """
+    found, groups = read(path)
+    arms = {
+        (arm, at, MANY, precision): Arm(right={0: joined(rows, "f1")}, speed={0: _speed(rows)})
+        for (arm, at, precision), rows in found.items()
+    }
+    first = next(iter(found.values()))
+    return Students(arms=arms, groups=groups, row=first[0], teacher={}, folds=len(first))
+
+
+def _speed(rows: Sequence[Row]) -> dict[str, float]:
+    return {batch: figures["speedup"] for row in rows for batch, figures in row.get("speed", {}).items()}
+
+
+def render_spans(path: Path) -> str:
+    """Return how right each reader is, how far from its teacher and from fewer layers of its time, and how fast.
+
+    Raises:
+        KeyError: no fold is whole yet.
+    """
+    found, groups = read(path)
+    teacher = found[TEACHER, _layers(found), FP32]
+    answerable = np.concatenate([row["answerable"] for row in teacher]) == 1
+    order = sorted(found, key=lambda key: (-key[1], ORDER.index(key[0])))
+    lines = []
+    for arm, at, precision in order:
+        rows = found[arm, at, precision]
+        compared = (
+            teacher if rows is not teacher else None,
+            found.get(("layers", at, precision)) if arm == "adtp" else None,
+        )
+        speed = _speed(rows).get(str(MANY))
+        lines.append(
+            [
+                {TEACHER: "teacher", "layers": f"{at} layers", "adtp": f"AD-TP, time of {at} layers"}[arm],
+                precision.upper(),
+                *(f"{100 * share:.1f}" for share in _shares(rows, answerable)),
+                *(_apart(rows, other, groups) for other in compared),
+                f"{speed:.2f}x" if speed else "",
+            ]
+        )
+    heads = [
+        "readers",
+        "precision",
+        "F1",
+        "with an answer",
+        "without",
+        "F1 to the teacher's answers",
+        "minus teacher",
+        "minus fewer layers",
+    ]
+    cut = [row for rows in found.values() for row in rows if "kept" in row]
+    kept = (
+        f"{np.mean([row['kept'][side] for row in cut]):.1%} of those of {side}s" for side in ("question", "context")
+    )
+    told = (
+        f"{len(teacher)} of {FOLDS} folds: {len(groups):,} questions about {1 + max(groups):,} reviews, each asked once, of readers that "
+        f"learned from {cut[0]['rows']['train']:,} others, or nearly so many; {cut[0]['tokens']:.0f} tokens in the mean. AD-TP keeps "
+        f"{' and '.join(kept)}. Differences in points; in brackets 95% over reviews. Speedup over the teacher in fp32, batches of {MANY}, "
+        f"first fold. {ran(teacher[0])}."
+    )
+    return f"{table([*heads, 'speedup'], lines, texts=2)}\n\n{told}"
+
+
+def _shares(rows: Sequence[Row], answerable: np.ndarray) -> tuple[float, ...]:
+    """Return mean F1: of all questions, of those with and without an answer, and to the teacher's answers."""
+    f1 = joined(rows, "f1")
+    return tuple(float(values.mean()) for values in (f1, f1[answerable], f1[~answerable], joined(rows, "agreed")))
+
+
+def _apart(rows: Sequence[Row], others: Sequence[Row] | None, groups: Sequence[int]) -> str:
+    if others is None:
+        return ""
+    mean, interval = points(difference(joined(rows, "f1"), joined(others, "f1"), groups))
+    return f"{mean} ({interval})"
