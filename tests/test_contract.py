@@ -11,6 +11,7 @@ from adtp_export import contract
 from adtp_export.graph.debug import debug_form
 from adtp_export.ops import onnx_function
 from adtp_export.plugins import tensorrt as python_host
+from adtp_export.plugins import tensorrt_host
 from adtp_export.runtimes import tensorrt
 
 INT64, INT32, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.FLOAT
@@ -105,8 +106,8 @@ def test_cpp_host():
 
 
 def test_python_host():
-    assert python_host.NAMES == (contract.ATTENTION, contract.ATTENTION_RECEIVED)
-    assert (python_host.VERSION, python_host.NAMESPACE) == (contract.PLUGIN_VERSION, contract.PLUGIN_NAMESPACE)
+    assert python_host.RAGGED.names == (contract.ATTENTION, contract.ATTENTION_RECEIVED)
+    assert (tensorrt_host.VERSION, tensorrt_host.NAMESPACE) == (contract.PLUGIN_VERSION, contract.PLUGIN_NAMESPACE)
 
 
 @pytest.fixture(params=[contract.ATTENTION, contract.ATTENTION_RECEIVED])

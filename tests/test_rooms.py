@@ -48,10 +48,8 @@ LONG_FUNCTIONS = {
     "plugins/encoder/prenorm.py:turn",
     "plugins/encoder/product.py:product",
     "plugins/kernel.py:ragged_attention",
-    "plugins/tensorrt.py:_plugin_class",
-    "plugins/tensorrt_grouped.py:_plugin_class",
 }
-"""Kernels: one loop that a compiler wants whole, and a class whose base is an argument."""
+"""Kernels: one loop that a compiler wants whole."""
 WIDE_FUNCTIONS = {
     "plugins/encoder/anchor.py:anchor",
     "plugins/encoder/cut.py:above",

@@ -21,11 +21,13 @@ from adtp_export.plugins import grouped
 def enqueue(given: dict, numbers: dict) -> None:
     import tensorrt_rtx as trt
 
+    from adtp_export import contract
     from adtp_export.plugins import tensorrt_grouped as plugins
+    from adtp_export.plugins import tensorrt_host
 
     name = plugins.ATTENTION_GROUPED_RECEIVED if given["received"] else plugins.ATTENTION_GROUPED
-    fields = [plugins.field(trt, key, numbers[key]) for key in (*plugins.INTEGERS, plugins.SCALE)]
-    creator = plugins.creator_class(trt)(name)
+    fields = [tensorrt_host.field(trt, key, numbers[key]) for key in (*plugins.GROUPED.integers, contract.SCALE)]
+    creator = tensorrt_host.creator_class(trt, plugins.GROUPED)(name)
     plugin = creator.create_plugin("attention", trt.PluginFieldCollection(fields), trt.TensorRTPhase.RUNTIME)
     plugin = plugin.attach_to_context(None)
 
@@ -43,7 +45,7 @@ def enqueue(given: dict, numbers: dict) -> None:
     plugin.on_shape_change(inputs, outputs)
     os.environ["ADTP_EMULATOR_CAPTURING"] = "1"
     addresses = [given["out"], given["received"]][: plugin.num_outputs]
-    plugin.enqueue(inputs, outputs, [given[key] for key in plugins._POINTERS], addresses, 0, 0)
+    plugin.enqueue(inputs, outputs, [given[key] for key in plugins.POINTERS], addresses, 0, 0)
     os.environ["ADTP_EMULATOR_CAPTURING"] = "0"
 
 

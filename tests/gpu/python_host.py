@@ -71,7 +71,8 @@ def enqueue(call: host.Call) -> None:
 
     from adtp_export.plugins import tensorrt as plugins
 
-    creator = plugins._classes(trt)(plugins.ATTENTION_RECEIVED if call.received else plugins.ATTENTION)
+    name = plugins.ATTENTION_RECEIVED if call.received else plugins.ATTENTION
+    creator = plugins.creator_class(trt, plugins.RAGGED)(name)
     fields = trt.PluginFieldCollection(
         [
             trt.PluginField("num_heads", np.array([call.num_heads], np.int32), trt.PluginFieldType.INT32),

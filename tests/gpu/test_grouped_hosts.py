@@ -17,7 +17,7 @@ from grouped_calls import CALLS, POINTERS, VARIANTS, Data
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.plugins import grouped, library
 from adtp_export.plugins.binaries import Kind
-from adtp_export.plugins.tensorrt_grouped import INTEGERS
+from adtp_export.plugins.tensorrt_grouped import GROUPED
 
 GPU = Path(__file__).parent
 NEWER = 100
@@ -150,7 +150,7 @@ def cpp_plugin(monkeypatch):
 
 def created(probe, data):
     """A plugin of the form that a call needs."""
-    integers = np.array([data.numbers[name] for name in INTEGERS], np.int32)
+    integers = np.array([data.numbers[name] for name in GROUPED.integers], np.int32)
     form = 2 if data.call.received else int(min(integers[2:]) >= 0)
     return probe.probe_create(form, integers.ctypes.data, data.numbers["scale"])
 

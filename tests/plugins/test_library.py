@@ -166,13 +166,15 @@ def test_tensorrt_rtx_takes_it_in_place_of_the_python_host(built, exported):
 from pathlib import Path
 from adtp_export.runtimes import tensorrt
 from adtp_export.artifacts.records import PLUGIN, ShapeRange
+from adtp_export.contract import PLUGIN_NAMESPACE, PLUGIN_VERSION
 from adtp_export.plugins import tensorrt as host
 trt = tensorrt.RTX.load()
 assert trt.get_plugin_registry().load_library({str(built)!r})
-for names, made in ((host.NAMES, host._classes(trt)), (host.grouped.NAMES, host.grouped.creator_class(trt))):
-    for name in names:
-        creator = trt.get_plugin_registry().get_creator(name, host.VERSION, host.NAMESPACE)
-        assert [(f.name, f.type) for f in creator.field_names] == [(f.name, f.type) for f in made(name).field_names]
+for operator in host.OPERATORS:
+    for name in operator.names:
+        creator = trt.get_plugin_registry().get_creator(name, PLUGIN_VERSION, PLUGIN_NAMESPACE)
+        made = host.creator_class(trt, operator)(name)
+        assert [(f.name, f.type) for f in creator.field_names] == [(f.name, f.type) for f in made.field_names]
 network = trt.Builder(tensorrt.callbacks.logger(trt)).create_network(0)
 parser = trt.OnnxParser(network, tensorrt.callbacks.logger(trt))
 assert parser.parse_from_file({str(exported / "model.onnx")!r})

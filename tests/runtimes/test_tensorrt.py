@@ -13,7 +13,7 @@ from testbed import TINY_BACKBONES, as_numpy, exported_graph, make_batch, make_e
 
 from adtp_export import contract
 from adtp_export.artifacts.records import DECOMPOSED, PLUGIN, ShapeRange
-from adtp_export.contract import ATTENTION, ATTENTION_RECEIVED
+from adtp_export.contract import ATTENTION, ATTENTION_RECEIVED, NUM_HEADS
 from adtp_export.errors import EngineBuildError, InputError
 from adtp_export.graph import program
 from adtp_export.pipeline.export.capabilities import Capabilities
@@ -215,14 +215,14 @@ def test_serialized_fields_outlive_their_making():
     """A collection copies pointers; what they point at must not have been freed when the builder reads it."""
     from adtp_export.plugins import tensorrt as host
 
-    creator = host._classes(tensorrt.RTX.load())(ATTENTION_RECEIVED)
-    plugin = creator.plugin(ATTENTION_RECEIVED, 12, 0.125)
+    creator = host.creator_class(tensorrt.RTX.load(), host.RAGGED)(ATTENTION_RECEIVED)
+    plugin = creator.plugin(ATTENTION_RECEIVED, {NUM_HEADS: 12}, 0.125)
     fields = plugin.get_fields_to_serialize()
     others = [np.full(1, 7, np.int32) for _ in range(64)]
     again = creator.create_plugin("x", fields, None)
     assert len(others) == 64
     for found in (again, again.clone()):
-        assert (found.plugin_name, found.num_heads, found.scale) == (ATTENTION_RECEIVED, 12, 0.125)
+        assert (found.plugin_name, found.integers, found.scale) == (ATTENTION_RECEIVED, {NUM_HEADS: 12}, 0.125)
 
 
 @needs_rtx
