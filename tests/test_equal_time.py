@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnxruntime import InferenceSession
 from plain_models import write_plain
+from testbed import one_thread
 
 from adtp_export.benchmarking.contenders import Architecture
 from adtp_export.benchmarking.sweep import settings
@@ -112,7 +113,7 @@ def test_untrained_taggers_answer_for_each_token(tmp_path, precision):
     feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     for (_, cuts), contender in made.items():
         assert contender.sites == (("2.attention",) if cuts else ())
-        session = InferenceSession(contender.path, providers=["CPUExecutionProvider"])
+        session = InferenceSession(contender.path, one_thread(), providers=["CPUExecutionProvider"])
         kept = [{**feed, **settings(contender.sites, permille)} for permille in (300, 1000)]
         few, all_tokens = (session.run(["logits"], inputs)[0] for inputs in kept)
         assert few.shape[:2] == ids.shape

@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper
-from testbed import ROOT, as_numpy, exported_graph, make_batch, make_student, run_cli
+from testbed import ROOT, as_numpy, exported_graph, make_batch, make_student, one_thread, run_cli
 
 from adtp_export.benchmarking.contenders import Architecture, random_encoder, scheduled_student
 from adtp_export.graph import program
@@ -196,7 +196,7 @@ def test_an_operator_that_nobody_looked_up_is_named():
 def test_a_profile_is_read_as_the_runtime_writes_it(tmp_path):
     """ONNX Runtime's own, of its CPU provider: all nodes of the last run, in order, all on the CPU."""
     (tmp_path / "model.onnx").write_bytes(exported_graph("1.attention"))
-    options = onnxruntime.SessionOptions()
+    options = one_thread()
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), options, providers=["CPUExecutionProvider"])
     for lengths in ([4, 2], [9, 9]):

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from testbed import run_cli, shared_or_skip
+from testbed import one_thread, run_cli, shared_or_skip
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from adtp_export.data.readers import read_texts
@@ -52,7 +52,7 @@ def test_real_sentences(tmp_path, directory, texts, rows, engine):
 
     oracle = AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    session = onnxruntime.InferenceSession(out / "model.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(out / "model.onnx", one_thread(), providers=["CPUExecutionProvider"])
     sizes = random.Random(0)
     done, worst, decisions = 0, 0.0, 0
     while done < rows:

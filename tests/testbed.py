@@ -93,6 +93,16 @@ def as_numpy(batch):
     return {name: tensor.numpy() for name, tensor in batch.items()}
 
 
+def one_thread():
+    """Options of a session that stays on its worker's core: by itself ONNX Runtime binds a thread to every core of the machine, and these
+    spin where other workers run."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return options
+
+
 @pytest.fixture
 def on_cores(monkeypatch):
     """Return a function that sets how many cores there seem to be, and the CPU limit of this process."""

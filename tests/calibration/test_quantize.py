@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from known_graphs import known_graph
-from testbed import as_numpy, make_batch, make_student
+from testbed import as_numpy, make_batch, make_student, one_thread
 
 from adtp_export.calibration import recipes
 from adtp_export.calibration.collect import RANDOM_ROWS, RANDOM_TOKENS, collect, collect_random
@@ -137,7 +137,7 @@ def test_decisions_are_made_in_fp32(files, name):
 
 
 def test_onnxruntime_makes_integer_products(files, student, tmp_path):
-    options = ort.SessionOptions()
+    options = one_thread()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     options.log_severity_level = 3
     ort.InferenceSession(str(files / "ort-cpu.int8.onnx"), options, providers=["CPUExecutionProvider"])

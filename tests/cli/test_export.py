@@ -11,7 +11,7 @@ import pytest
 import torch
 from known_graphs import taking_known_graphs
 from safetensors.torch import load_file, save_file
-from testbed import listing, run_cli
+from testbed import listing, one_thread, run_cli
 
 from adtp_export.artifacts.records import Manifest, sha256
 from adtp_export.explain.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE
@@ -190,7 +190,7 @@ def test_verify_data_and_debug_outputs(tmp_path, small):
     assert target["rows"] == target["rows_compared"] == 60
     assert target["verification"] == {name: v for name, v in manifest["verification"].items() if name != "batches"}
     assert len(target["verification"]["sha256"]) == 64
-    session = onnxruntime.InferenceSession(out / "model.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(out / "model.onnx", one_thread(), providers=["CPUExecutionProvider"])
     assert [o.name for o in session.get_outputs()] == ["logits", "kept_site"]
 
 
@@ -234,7 +234,7 @@ def test_openvino_takes_the_inlined_copy(tmp_path, exported):
     compiled = ov.compile_model(tmp_path / "inlined.onnx", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     ids = np.array([[2, 9, 14, 3, 0], [2, 30, 31, 32, 3]])
     batch = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64), "token_type_ids": ids * 0}
-    session = onnxruntime.InferenceSession(exported / "model.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(exported / "model.onnx", one_thread(), providers=["CPUExecutionProvider"])
     assert np.allclose(compiled(batch)["logits"], session.run(None, batch)[0], atol=1e-5)
 
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from representatives import only
-from testbed import as_numpy, make_batch
+from testbed import as_numpy, make_batch, one_thread
 
 from adtp_export.graph import encoder_function
 from adtp_export.graph.debug import debug_form
@@ -28,7 +28,7 @@ QUICK = ("bert-pruned", "received", "embeddings", "half, by tables")
 
 def answers(path, batch, rewritten=False):
     """Answers of the graph as it is, or as ONNX Runtime rewrites it: it does not find the same patterns in both files."""
-    options = onnxruntime.SessionOptions()
+    options = one_thread()
     if not rewritten:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]).run(None, batch)

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from known_graphs import known_graph
-from testbed import TINY_BACKBONES, as_numpy, make_batch, make_encoder, make_student
+from testbed import TINY_BACKBONES, as_numpy, make_batch, make_encoder, make_student, one_thread
 
 from adtp_export.contract import (
     ADD_NORM,
@@ -61,7 +61,7 @@ def with_bodies(model):
 
 
 def answers(model, batch, level):
-    options = onnxruntime.SessionOptions()
+    options = one_thread()
     options.graph_optimization_level, options.log_severity_level = level, 4
     data = ir.to_proto(with_bodies(model)).SerializeToString()
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])

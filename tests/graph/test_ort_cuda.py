@@ -13,7 +13,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
-from testbed import as_numpy, make_batch, make_student
+from testbed import as_numpy, make_batch, make_student, one_thread
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.contract import ATTENTION, PRUNERS
@@ -236,7 +236,9 @@ def test_only_what_means_the_same_is_rewritten(made, outputs, expected):
     assert [node.op_type for node in model.graph] == expected
     feed = {name: np.random.default_rng(i).normal(size=(3, 4)).astype(np.float32) for i, name in enumerate("xr")}
     before, after = (
-        onnxruntime.InferenceSession(p.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)
+        onnxruntime.InferenceSession(p.SerializeToString(), one_thread(), providers=["CPUExecutionProvider"]).run(
+            None, feed
+        )
         for p in (proto, ir.serde.serialize_model(model))
     )
     np.testing.assert_allclose(after[0], before[0], rtol=1e-5, atol=1e-5)
@@ -305,14 +307,14 @@ def cpu_alone():
 @pytest.mark.usefixtures("cpu_alone")
 def test_onnx_runtime_knows_every_operator_and_lacks_only_its_cpu_kernel(files):
     with pytest.raises(NotImplemented, match="NOT_IMPLEMENTED.*PackedMultiHeadAttention"):
-        onnxruntime.InferenceSession(str(files[1]), providers=["CPUExecutionProvider"])
+        onnxruntime.InferenceSession(str(files[1]), one_thread(), providers=["CPUExecutionProvider"])
 
 
 @pytest.mark.parametrize("lengths", [[9, 32, 1], [5], [16, 16]], ids=str)
 def test_equals_the_portable_file(files, student, lengths):
     batch = make_batch(lengths, max(lengths))
     oracle = oracle_on(student, batch)
-    expected = onnxruntime.InferenceSession(str(files[0]), providers=["CPUExecutionProvider"]).run(
+    expected = onnxruntime.InferenceSession(str(files[0]), one_thread(), providers=["CPUExecutionProvider"]).run(
         None, as_numpy(batch)
     )[0]
     found = ReferenceEvaluator(str(files[1]), new_ops=OF_MICROSOFT).run(None, as_numpy(batch))[0]
@@ -332,7 +334,7 @@ def token_offset():
     imports = [helper.make_opsetid("", 20), helper.make_opsetid("adtp", 1)]
     functions = [onnx_layout.token_offset_function()]
     model = helper.make_model(graph, opset_imports=imports, functions=functions, ir_version=10)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), one_thread(), providers=["CPUExecutionProvider"])
     return lambda bounds: session.run(None, {"cu": np.array(bounds, np.int32)})[0]
 
 

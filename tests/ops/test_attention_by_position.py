@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx_ir.passes.common import InlinePass
 from ragged_inputs import HEAD_SIZE, HEADS, bounds, distance_terms, make_distances, make_inputs, probabilities
+from testbed import one_thread
 
 from adtp_export.contract import ATTENTION_DISENTANGLED, ATTENTION_RELATIVE, ATTENTION_WINDOW, DOMAIN, RECEIVED
 from adtp_export.graph.passes.drop_unused_received import DropUnusedReceived
@@ -180,7 +181,7 @@ def check(found, texts, seed):
 def in_onnx_runtime(graph):
     model = ir.to_proto(graph)
     onnx.checker.check_model(model, full_check=True)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), one_thread(), providers=["CPUExecutionProvider"])
     return lambda feed: session.run(None, feed)
 
 
@@ -226,7 +227,7 @@ def test_nobody_computes_what_nobody_reads(graph):
 
 def test_index_arithmetic_is_shared_between_layers(graph, tmp_path):
     """Of what depends on positions and lengths alone, ONNX Runtime keeps one of each kind, however many layers there are."""
-    optimized, options = tmp_path / "optimized.onnx", onnxruntime.SessionOptions()
+    optimized, options = tmp_path / "optimized.onnx", one_thread()
     options.optimized_model_filepath = str(optimized)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     onnxruntime.InferenceSession(ir.to_proto(graph).SerializeToString(), options, providers=["CPUExecutionProvider"])

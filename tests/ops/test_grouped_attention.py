@@ -15,6 +15,7 @@ import torch
 from cpu_operators import LEVELS, attend, kinds_that_ran, model_of, session
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed import one_thread
 
 from adtp_export.contract import (
     ATTENTION_GROUPED,
@@ -118,7 +119,7 @@ def reach(request):
 
 
 def runner(model):
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), one_thread(), providers=["CPUExecutionProvider"])
     return lambda inputs: session.run(None, dict(zip(NAMES, (t.numpy() for t in inputs))))
 
 

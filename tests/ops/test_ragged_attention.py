@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 from ragged_inputs import HEADS, RAGGED, make_inputs
+from testbed import one_thread
 
 from adtp_export.contract import ATTENTION, DOMAIN
 from adtp_export.ops import onnx_function
@@ -36,7 +37,7 @@ def body():
         graph, opset_imports=imports, functions=[onnx_function.portable_function()], ir_version=10
     )
     onnx.checker.check_model(model, full_check=True)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), one_thread(), providers=["CPUExecutionProvider"])
     return lambda q, k, v, cu: session.run(None, {"q": q.numpy(), "k": k.numpy(), "v": v.numpy(), "cu": cu.numpy()})[0]
 
 
@@ -85,7 +86,7 @@ def layout():
     parts = (onnx_function.Layout, onnx_function.Divide, onnx_function.Rectangle, onnx_function.WayBack)
     functions = [part.to_function_proto() for part in parts]
     model = helper.make_model(graph, opset_imports=imports, functions=functions, ir_version=10)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), one_thread(), providers=["CPUExecutionProvider"])
 
     def run(lengths):
         """Rows and biases of the groups, and the way back."""

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx_ir.passes.common import InlinePass
 from ragged_inputs import HEAD_SIZE, HEADS, RAGGED, bounds, make_inputs, probabilities
+from testbed import one_thread
 
 from adtp_export.contract import ATTENTION, ATTENTION_FROM_OTHERS, ATTENTION_RECEIVED, DOMAIN
 from adtp_export.graph.passes.lower_to_ort_packed_attention import LowerToOrtPackedAttention
@@ -126,7 +127,7 @@ def export(module, dtype=torch.float32) -> ir.Model:
 
 
 def session(model: onnx.ModelProto, **options) -> onnxruntime.InferenceSession:
-    settings = onnxruntime.SessionOptions()
+    settings = one_thread()
     for name, value in options.items():
         setattr(settings, name, value)
     return onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
