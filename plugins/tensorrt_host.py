@@ -41,10 +41,14 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """An operator in all its forms. Inputs are q ``(T, N*D)``, k, v, and integers; the output has the shape and dtype of q.
+    """An operator in all its forms. All tensors are linear; the output has the shape and dtype of q.
 
-    names: of the forms. received: the one that also returns what each row of k received, ``fp32``. integers: names of the attributes
-    beside the scale. check: raises InputError for a dtype and head size without kernels. prepare: loads the kernels of a layer.
+    Inputs are q, k and v ``(T, N*D)`` and cu_seqlens ``(B+1,) int32``; of a grouped one q ``(T, N*D)``, k and v ``(T', KV*D)``, and cu_q,
+    cu_k, positions_q and positions_k, int32.
+
+    names: of the forms. received: the one that also returns what each row of k received, fp32 ``(T,)`` or ``(T',)``. integers: names of
+    the attributes beside the scale. grouped: whether queries share heads of k and v. check: raises InputError for a dtype and head size
+    without kernels. prepare: loads the kernels of a layer before it runs. launch: runs it.
     """
 
     names: tuple[str, ...]
@@ -82,7 +86,7 @@ def types_of(trt: Any) -> dict[Any, str]:
 @functools.cache
 def creator_class(trt: Any, operator: Operator) -> Any:
     """The creator class of an operator, derived from a flavour's own base classes; its attribute `plugin` is the class of plugins."""
-    base = _builds(trt, operator)
+    base: Any = _builds(trt, operator)
 
     class Plugin(base):
         """One layer: what TensorRT asks while it runs."""
@@ -138,13 +142,12 @@ def creator_class(trt: Any, operator: Operator) -> Any:
 
 def _builds(trt: Any, operator: Operator) -> Any:
     """The base of a plugin class: what TensorRT asks while it builds an engine."""
-    bases = (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime)
 
-    class Builds(*bases):
+    class Builds(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):
         types = types_of(trt)
 
         def __init__(self, name: str, integers: Mapping[str, int], scale: float) -> None:
-            for base in bases:
+            for base in (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):
                 base.__init__(self)
             self.integers, self.scale = dict(integers), scale
             self.plugin_name, self.plugin_version, self.plugin_namespace = name, VERSION, NAMESPACE
@@ -161,7 +164,7 @@ def _builds(trt: Any, operator: Operator) -> Any:
 
         def get_output_shapes(self, inputs: Any, shape_inputs: Any, builder: Any) -> Any:
             received = trt.DimsExprs(1)
-            received[0] = inputs[1][0]
+            received[0] = inputs[1 if operator.grouped else 0][0]
             return [trt.DimsExprs(inputs[0]), received][: self.num_outputs]
 
         def supports_format_combination(self, position: int, tensors: Any, num_inputs: int) -> bool:

@@ -44,6 +44,7 @@ from benchmarks.pruning.equal_training import (
     Place,
     Run,
     TimeIsOverError,
+    forget,
     trained,
 )
 from benchmarks.pruning.train import classes
@@ -197,6 +198,7 @@ def train_all(size: str, datasets: Collection[str], seeds: Collection[int], plac
         row = student(run, place) | records.told(torch.get_num_threads())
         print({name: value for name, value in row.items() if name != "answers"}, f"{len(runs) - 1} left", flush=True)
         records.update(TRAINED, [row], key=Run.of)
+        forget(run, place)
 
 
 def rated(row: Mapping[str, Any]) -> tuple[Run, float]:
@@ -211,6 +213,7 @@ def train_rates(size: str, place: Place) -> None:
             row = student(run, place, learning_rate=rate) | records.told(torch.get_num_threads())
             print({name: value for name, value in row.items() if name != "answers"}, flush=True)
             records.update(RATED, [row], key=rated)
+            forget(run, place, learning_rate=rate)
             place.clock.check()
 
 

@@ -4,15 +4,16 @@
     python -m benchmarks.pruning.equal_spans speed SPLITS BASE WORK                               # times the first fold's exports
 
 Each fold has a teacher of its own, and students that take equally long by `equal_time.py`. All are exported, and how right the exports
-answer each question of test is recorded. What is recorded is not run again, and a call that ends early goes on.
+answer each question of test is recorded. What is recorded is not trained again, and a call that ends early goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +25,20 @@ from adtp_export.training.objectives.spans import QuestionExamples, decode
 from adtp_export.training.trainer import this_process
 from benchmarks.harness import records
 from benchmarks.harness.records import RECORDS, claim, read_lines
-from benchmarks.pruning.equal_data import ASKED, FULL
-from benchmarks.pruning.equal_speed import TARGETS, baseline, exported, timed
+from benchmarks.pruning.equal_data import ASKED, FULL, MAX_TOKENS, SIZES
+from benchmarks.pruning.equal_speed import TARGETS, dense_teacher, exported, timed
 from benchmarks.pruning.equal_time import BATCHES, FP32, TABLE, retention_for
-from benchmarks.pruning.equal_training import ADTP, LAYERS, Clock, Place, Run, TimeIsOverError, trained
+from benchmarks.pruning.equal_training import (
+    ADTP,
+    LAYERS,
+    PRECISION,
+    Clock,
+    Place,
+    Run,
+    TimeIsOverError,
+    forget,
+    trained,
+)
 from benchmarks.pruning.splits import FOLDS
 
 SPANS = RECORDS / "equal-time-spans.jsonl"
@@ -56,11 +67,8 @@ def teacher_of(dataset: str) -> Run:
     return Run(SIZE, dataset, TEACHER, FULL, MANY, 1.0, 0)
 
 
-class Asked(NamedTuple):
-    """The questions of a fold that test readers. teacher: its answers in fp32, "" for none."""
-
-    examples: QuestionExamples
-    teacher: list[str]
+PLANNED = ((TEACHER, FULL), *((arm, at) for at in AT for arm in (LAYERS, ADTP)))
+"""Arms and times that a fold has when it is whole."""
 
 
 def percent(answered: Sequence[str], true: Sequence[Sequence[str]]) -> list[int]:
@@ -87,33 +95,32 @@ def kept_by_side(out: Path, examples: QuestionExamples) -> dict[str, float]:
     return {name: round(kept[side][0] / kept[side][1], 4) for side, name in enumerate(("question", "context"))}
 
 
-def rows(run: Run, source: Path, place: Place, asked: Asked) -> Iterator[dict[str, Any]]:
-    """Export a model and yield what it answers, a row for each precision."""
-    out = place.work / "exported" / run.folder
+def rows(run: Run, source: Path, place: Place, examples: QuestionExamples) -> Iterator[dict[str, Any]]:
+    """Export a model and yield what it answers, a row for each precision. The teacher comes first: its answers are kept in WORK."""
+    out, kept = place.work / "exported" / run.folder, answers_of_teacher(run.dataset, place)
     targets = exported(source, out, place.files(run.size, run.dataset)["dev"])
-    teacher = asked.teacher or answers(out, TARGETS[FP32], asked.examples)  # the teacher itself is asked first
-    for precision, target in TARGETS.items():
-        own = answers(out, target, asked.examples)
+    said = {precision: answers(out, target, examples) for precision, target in TARGETS.items()}
+    if run.arm == TEACHER:
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(json.dumps(said[FP32]), encoding="utf-8")
+    teacher = json.loads(kept.read_text(encoding="utf-8"))
+    for precision, own in said.items():
         yield {
             **run._asdict(),
             "precision": precision,
-            "status": targets[target]["status"],
-            "f1": percent(own, [question.answers for question in asked.examples.questions]),
+            "status": targets[TARGETS[precision]]["status"],
+            "f1": percent(own, [question.answers for question in examples.questions]),
             "agreed": percent(own, [[theirs] if theirs else [] for theirs in teacher]),
-            **({"kept": kept_by_side(out, asked.examples)} if run.arm == ADTP and precision == FP32 else {}),
+            **({"kept": kept_by_side(out, examples)} if run.arm == ADTP and precision == FP32 else {}),
         }
+
+
+def answers_of_teacher(dataset: str, place: Place) -> Path:
+    return place.work / "answers" / f"{dataset}.json"
 
 
 def key(row: dict[str, Any]) -> tuple[Run, str]:
     return Run.of(row), row["precision"]
-
-
-def asked_of(dataset: str, place: Place) -> Asked:
-    """Read a fold's questions, and what its teacher answers where that is exported."""
-    examples = place.rows(SIZE, dataset).parts["test"]
-    assert isinstance(examples, QuestionExamples)
-    out = place.work / "exported" / teacher_of(dataset).folder
-    return Asked(examples, answers(out, TARGETS[FP32], examples) if (out / "manifest.json").exists() else [])
 
 
 def of_questions(examples: QuestionExamples) -> dict[str, Any]:
@@ -127,33 +134,30 @@ def of_questions(examples: QuestionExamples) -> dict[str, Any]:
 
 
 def train_fold(run: Run, place: Place, record: Path) -> None:
-    """Train, export and ask a student, and its teacher where that is not recorded."""
-    done, teacher = {key(row) for row in read_lines(record)}, teacher_of(run.dataset)
-    source = place.teacher(run.size, run.dataset)
-    if (teacher, FP32) not in done:
-        asked = Asked(asked_of(run.dataset, place).examples, [])
-        made = [row | of_questions(asked.examples) | told() for row in rows(teacher, source, place, asked)]
-        records.update(record, made, key=key)
-    _, task, score = trained(run, place)
-    more = {
-        "teacher_f1": score,
+    """Train, export and ask a student, and its teacher where that was not asked."""
+    source, task = place.teacher(run.size, run.dataset), place.rows(run.size, run.dataset)
+    test = task.parts["test"]
+    assert isinstance(test, QuestionExamples)
+    shared = {**PRECISION, "max_tokens": MAX_TOKENS[run.dataset]}
+    counts = {
         "rows": {split: len(table.texts) for split, table in task.tables.items()},
-        "tokens": round(float(np.mean(task.parts["test"].lengths)), 2),
-        "settings": run.settings,
+        "tokens": round(float(np.mean(test.lengths)), 2),
     }
-    asked = asked_of(run.dataset, place)
-    made = [row | more | told() for row in rows(run, place.work / run.folder, place, asked)]
+    done = {key(row) for row in read_lines(record)}
+    if (teacher_of(run.dataset), FP32) not in done or not answers_of_teacher(run.dataset, place).exists():
+        more = {**of_questions(test), **counts, "settings": {**SIZES[run.size][run.dataset].teacher, **shared}}
+        made = [row | more | told() for row in rows(teacher_of(run.dataset), source, place, test)]
+        records.update(record, made, key=key)
+    place.clock.check()
+    _, _, score = trained(run, place)
+    place.clock.check()
+    more = {**counts, "teacher_f1": score, "settings": {**run.settings, **shared}}
+    made = [row | more | told() for row in rows(run, place.work / run.folder, place, test)]
     for row in made:
-        print(
-            run,
-            row["precision"],
-            row["status"],
-            np.mean(row["f1"]),
-            np.mean(row["agreed"]),
-            row.get("kept"),
-            flush=True,
-        )
+        figures = {name: round(float(np.mean(row[name])), 2) for name in ("f1", "agreed")}
+        print(run, row["precision"], row["status"], figures, row.get("kept", ""), flush=True)
     records.update(record, made, key=key)
+    forget(run, place)
 
 
 def told() -> dict[str, Any]:
@@ -161,14 +165,26 @@ def told() -> dict[str, Any]:
 
 
 def time_first(place: Place, record: Path) -> None:
-    """Time the exports of the first fold in turns with its teacher; WORK has them."""
+    """Time the exports of the first fold in turns with its teacher.
+
+    Raises:
+        SystemExit: WORK does not have them all.
+    """
     found = [row for row in read_lines(record) if row["dataset"] == ASKED[0]]
-    dense = baseline(SIZE, ASKED[0], place, place.work / "exported" / "dense")
-    for run in dict.fromkeys(map(Run.of, found)):
-        speeds = timed(place.work / "exported" / run.folder, run, place, dense)
+    readers = list(dict.fromkeys(map(Run.of, found)))
+    outs = {run: place.work / "exported" / run.folder for run in readers}
+    missing = [run.folder for run, out in outs.items() if not (out / "manifest.json").exists()]
+    if missing or teacher_of(ASKED[0]) not in outs:
+        raise SystemExit(
+            f"{place.work}: there is no export of {', '.join(missing) or ASKED[0]}; run train --folds 0 there first"
+        )
+    dense = dense_teacher(ASKED[0], outs[teacher_of(ASKED[0])])
+    for run in readers:
+        speeds = timed(outs[run], run, place, dense)
         print(run, speeds, flush=True)
         own = [row for row in found if Run.of(row) == run]
-        records.update(record, [{**row, "speed": speeds[row["precision"]]} for row in own], key=key)
+        made = [{**row, "speed": speeds[row["precision"]], "timed": records.told()} for row in own]
+        records.update(record, made, key=key)
 
 
 def main() -> None:
@@ -176,7 +192,13 @@ def main() -> None:
     parser.add_argument("what", choices=("train", "speed"))
     for name in ("splits", "base", "work"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--folds", type=int, choices=range(FOLDS), nargs="*", help="default: all")
+    parser.add_argument(
+        "--folds",
+        type=int,
+        choices=range(FOLDS),
+        nargs="*",
+        help="default: all; of several calls at a time each needs an --out of its own",
+    )
     parser.add_argument(
         "--minutes", type=float, help="after which the call ends, at its next step (default: when all is done)"
     )
@@ -187,6 +209,8 @@ def main() -> None:
     this_process()
     options.work.mkdir(parents=True, exist_ok=True)
     place = Place(splits=options.splits, base=options.base, work=options.work, clock=Clock(options.minutes))
+    if options.what == "speed" and (options.folds or options.minutes):
+        parser.error("speed: times the first fold, to its end; leave --folds and --minutes out")
     if options.what == "speed":
         return time_first(place, options.out)
     wanted = [ASKED[fold] for fold in options.folds or range(FOLDS)]

@@ -100,9 +100,8 @@ def key(row: dict[str, Any]) -> tuple[Run, str]:
     return Run.of(row), row["precision"]
 
 
-def baseline(size: str, dataset: str, place: Place, out: Path) -> Contender:
-    """Export the teacher of a data set in fp32."""
-    export(place.teacher(size, dataset), out, verify_rows=VERIFIED, verify_data=place.files(size, dataset)["dev"])
+def dense_teacher(dataset: str, out: Path) -> Contender:
+    """Return the exported teacher of a data set, in fp32."""
     return Contender(
         name=DENSE,
         path=out,
@@ -129,7 +128,9 @@ def time_all(size: str, datasets: Collection[str], seeds: Collection[int], place
                 continue
             place.clock.check()
             if run.dataset not in teachers:
-                dense = baseline(size, run.dataset, place, Path(scratch) / run.dataset)
+                source, out = place.teacher(size, run.dataset), Path(scratch) / run.dataset
+                export(source, out, verify_rows=VERIFIED, verify_data=place.files(size, run.dataset)["dev"])
+                dense = dense_teacher(run.dataset, out)
                 teachers[run.dataset] = dense, place.rows(size, run.dataset).parts["test"]
             made = [row | records.told() for row in rows(run, place, *teachers[run.dataset])]
             print(run, *({name: row[name] for name in ("precision", "status", "speed")} for row in made), flush=True)

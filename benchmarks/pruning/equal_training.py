@@ -124,13 +124,17 @@ class Place:
         place = self.work / f"{size}-{dataset}-teacher"
         if not (place / "config.json").exists():
             task = self.rows(size, dataset)
-            unfinished = self.work / "unfinished" / place.name
+            unfinished = self.unfinished(place.name)
             with quiet():
                 model = train_teacher(task, unfinished / "stage", self.clock.audience)
                 save_model(model, task.tokenizer, unfinished / "whole")
             (unfinished / "whole").rename(place)
             shutil.rmtree(unfinished)
         return place
+
+    def unfinished(self, folder: str) -> Path:
+        """Return where the checkpoints of a student lie until it is recorded."""
+        return self.work / "unfinished" / folder
 
     def quality(self, task: Task, teacher: Any) -> float:
         """Return the teacher's mean score on the test rows, which is kept beside it: its accuracy, or F1 of spans."""
@@ -161,24 +165,33 @@ def seen_by(teacher: Any, task: Task, place: Place) -> dict[str, Examples]:
     return found
 
 
+def folder_of(run: Run, changed: Mapping[str, Any]) -> str:
+    return "-".join(map(str, (run.folder, *changed.values())))
+
+
 def trained(run: Run, place: Place, **changed: Any) -> tuple[Method, Task, float]:
     """Train a student and write it; return it with the rows that it learned from, and the teacher's mean score.
+
+    Its checkpoints stay until `forget` is called, so that a call that ends before the student is recorded loses no training.
 
     Args:
         changed: settings that differ from the run's.
     """
     source, settings = place.teacher(run.size, run.dataset), {**run.settings, **changed}
-    folder = "-".join(map(str, (run.folder, *changed.values())))
+    folder = folder_of(run, changed)
     task = place.task(run.size, run.dataset, {"teacher": str(source), **settings})
     teacher = load_teacher(str(source), task.objective, task.labels, tuned=True).eval().requires_grad_(False)
     torch.nn.Module.to(teacher, this_process().device)
     score = place.quality(task, teacher)
     task = dataclasses.replace(task, parts={**task.parts, **seen_by(teacher, task, place)})
-    unfinished = place.work / "unfinished" / folder
     with quiet():
-        model = train_student(teacher, task, unfinished, place.clock.audience)
+        model = train_student(teacher, task, place.unfinished(folder), place.clock.audience)
     place.clock.check()
     save_model(model.student.cpu(), task.tokenizer, place.work / folder)
     torch.nn.Module.to(model, this_process().device)
-    shutil.rmtree(unfinished)
     return model, task, score
+
+
+def forget(run: Run, place: Place, **changed: Any) -> None:
+    """Remove the checkpoints of a student that is recorded."""
+    shutil.rmtree(place.unfinished(folder_of(run, changed)), ignore_errors=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,37 +10,40 @@ import numpy as np
 from adtp_export.benchmarking.paired import difference
 from benchmarks.harness.records import read_lines
 from benchmarks.pruning.splits import FOLDS
-from benchmarks.render.equal_time import FP32, MANY, Arm, Row, Students, points
+from benchmarks.render.equal_time import MANY, PRECISIONS, Arm, Row, Students, points
 from benchmarks.render.pruning import ran
-from benchmarks.render.tables import table
+from benchmarks.render.tables import place, table
 
 ASKED, TEACHER = "subjqa", "teacher"
-ORDER = (TEACHER, "layers", "adtp")
+Reader = tuple[str, int, str]
+"""Arm, number of layers whose time it has, and precision; the teacher in fp32 is the first one."""
 
 
-def read(path: Path) -> tuple[dict[tuple[str, int, str], list[Row]], list[int]]:
-    """Read the readers of the folds in which all were asked: rows of each by arm, time and precision; and the number of each question's
-    review.
+def read(path: Path) -> tuple[dict[Reader, list[Row]], list[int]]:
+    """Read the folds in which all readers that were planned are recorded.
+
+    Returns:
+        The rows of each reader, fold by fold; and the number of each question's review.
 
     Raises:
-        KeyError: no fold is whole yet.
+        KeyError: no fold is whole yet. ValueError: a reader is recorded twice in a fold.
     """
-    found: dict[str, dict[tuple[str, int, str], Row]] = {}
+    from benchmarks.pruning.equal_spans import PLANNED
+
+    readers = [(arm, at, precision) for arm, at in PLANNED for precision in PRECISIONS]
+    found: dict[str, dict[Reader, Row]] = {}
     for row in read_lines(path):
-        found.setdefault(row["dataset"], {})[row["arm"], row["at"], row["precision"]] = row
-    every = {key for rows in found.values() for key in rows}
-    whole = [rows for _, rows in sorted(found.items()) if rows.keys() == every]
+        reader = row["arm"], row["at"], row["precision"]
+        if reader in found.setdefault(row["dataset"], {}):
+            raise ValueError(f"{path.name}: {row['dataset']} has {reader} twice")
+        found[row["dataset"]][reader] = row
+    whole = [rows for _, rows in sorted(found.items()) if rows.keys() >= set(readers)]
     if not whole:
         raise KeyError(f"{ASKED}: a fold")
     groups: list[int] = []
     for rows in whole:
-        groups += [1 + max(groups, default=-1) + number for number in rows[TEACHER, _layers(every), FP32]["groups"]]
-    return {key: [rows[key] for rows in whole] for key in sorted(every)}, groups
-
-
-def _layers(keys: Iterable[tuple[str, int, str]]) -> int:
-    """Return how many layers the teacher has."""
-    return next(at for arm, at, _ in keys if arm == TEACHER)
+        groups += [1 + max(groups, default=-1) + number for number in rows[readers[0]]["groups"]]
+    return {reader: [rows[reader] for rows in whole] for reader in readers}, groups
 
 
 def joined(rows: Sequence[Row], name: str) -> np.ndarray:
@@ -74,12 +77,10 @@ def render_spans(path: Path) -> str:
         KeyError: no fold is whole yet.
     """
     found, groups = read(path)
-    teacher = found[TEACHER, _layers(found), FP32]
+    teacher = next(iter(found.values()))
     answerable = np.concatenate([row["answerable"] for row in teacher]) == 1
-    order = sorted(found, key=lambda key: (-key[1], ORDER.index(key[0])))
     lines = []
-    for arm, at, precision in order:
-        rows = found[arm, at, precision]
+    for (arm, at, precision), rows in found.items():
         compared = (
             teacher if rows is not teacher else None,
             found.get(("layers", at, precision)) if arm == "adtp" else None,
@@ -108,12 +109,14 @@ def render_spans(path: Path) -> str:
     kept = (
         f"{np.mean([row['kept'][side] for row in cut]):.1%} of those of {side}s" for side in ("question", "context")
     )
+    timed = next((row["timed"] for rows in found.values() for row in rows if "timed" in row), None)
     told = (
         f"{len(teacher)} of {FOLDS} folds: {len(groups):,} questions about {1 + max(groups):,} reviews, each asked once, of readers that "
-        f"learned from {cut[0]['rows']['train']:,} others, or nearly so many; {cut[0]['tokens']:.0f} tokens in the mean. AD-TP keeps "
-        f"{' and '.join(kept)}. Differences in points; in brackets 95% over reviews. Speedup over the teacher in fp32, batches of {MANY}, "
-        f"first fold. {ran(teacher[0])}."
+        f"learned from {teacher[0]['rows']['train']:,} others, or nearly so many; {teacher[0]['tokens']:.0f} tokens a window. "
+        f"AD-TP keeps {' and '.join(kept)}. Differences in points; in brackets 95% over reviews. {ran(teacher[0])}."
     )
+    if timed:
+        told += f" Speedup over the teacher in fp32, batches of {MANY}, first fold: {place(timed)}."
     return f"{table([*heads, 'speedup'], lines, texts=2)}\n\n{told}"
 
 

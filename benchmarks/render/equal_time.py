@@ -15,6 +15,7 @@ import numpy as np
 from adtp_export.benchmarking.paired import Difference, difference, holm
 from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, scale
 from benchmarks.harness.records import ROOT, read_lines, right_answers
+from benchmarks.pruning.splits import FOLDS
 from benchmarks.render.pruning import DATASETS, NAMES, ran, ticks
 from benchmarks.render.tables import table
 
@@ -184,7 +185,7 @@ def _named(size: str) -> str:
 
 
 def scored(folder: Path) -> str:
-    """Return the predictions and what became of them; runs that are smaller than planned settle none."""
+    """Return the predictions and what became of them; runs that are smaller than planned, or have fewer seeds or folds, settle none."""
     from benchmarks.pruning.equal_data import SITE
 
     lines = []
@@ -236,8 +237,8 @@ def _verdicts(folder: Path, prediction: Row, size: str) -> Iterator[tuple[str, t
             outside = found.high < low or found.low > high
             verdict = "wrong" if outside else "right" if low <= found.low and found.high <= high else "open"
             mean, interval = points(found)
-            often, told = (students.folds, "folds") if students.folds else (found.seeds, "seeds")
-            yield (verdict if often >= SEEDS or size != PLAN else "open"), (mean, interval, f"{told}: {often}")
+            often, enough, told = (students.folds, FOLDS, "folds") if students.folds else (found.seeds, SEEDS, "seeds")
+            yield (verdict if often >= enough or size != PLAN else "open"), (mean, interval, f"{told}: {often}")
 
 
 def retentions(rows: list[Row]) -> str:
