@@ -116,6 +116,7 @@ def rows(run: Run, source: Path, place: Place, examples: QuestionExamples) -> It
 
 
 def answers_of_teacher(dataset: str, place: Place) -> Path:
+    """Return the file of a teacher's answers in fp32, a list of texts."""
     return place.work / "answers" / f"{dataset}.json"
 
 
@@ -204,13 +205,13 @@ def main() -> None:
     )
     parser.add_argument("--out", metavar="FILE", type=Path, default=SPANS)
     options = parser.parse_args()
+    if options.what == "speed" and (options.folds or options.minutes):
+        parser.error("speed: times the first fold, to its end; leave --folds and --minutes out")
     claim(options.out)
     torch.set_num_threads(1)
     this_process()
     options.work.mkdir(parents=True, exist_ok=True)
     place = Place(splits=options.splits, base=options.base, work=options.work, clock=Clock(options.minutes))
-    if options.what == "speed" and (options.folds or options.minutes):
-        parser.error("speed: times the first fold, to its end; leave --folds and --minutes out")
     if options.what == "speed":
         return time_first(place, options.out)
     wanted = [ASKED[fold] for fold in options.folds or range(FOLDS)]
