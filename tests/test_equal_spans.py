@@ -13,7 +13,8 @@ from plain_models import write_plain
 from benchmarks.pruning import equal_data as data
 from benchmarks.pruning import equal_spans, equal_speed, equal_time, splits
 from benchmarks.pruning.equal_training import Run
-from benchmarks.render import equal_time as render
+from benchmarks.render import predictions
+from benchmarks.render.equal_spans import render_spans
 
 TOLD = {"device": {"model": "a CPU", "cores": 2}, "versions": {"onnxruntime": "1", "torch": "2"}}
 
@@ -66,7 +67,7 @@ def asked(tmp_path):
 
 
 def test_readers_are_compared_with_their_teacher_and_with_fewer_layers(asked):
-    told = render.render_equal_time(asked, "spans").splitlines()
+    told = render_spans(asked).splitlines()
     assert told[2].startswith("| teacher | FP32 | 60.0 | 60.0 | 60.0 | 90.0 |")
     assert "| 3 layers | FP32 | 55.0 | 55.0 | 55.0 | 90.0 | -5.0 (-5.0 to -5.0) |  | 2.00x |" in told
     assert (
@@ -84,7 +85,7 @@ def test_folds_are_shown_once_they_are_whole(asked):
 
     def told(chosen):
         asked.write_text("".join(f"{json.dumps(line)}\n" for line in chosen))
-        return render.render_equal_time(asked, "spans")
+        return render_spans(asked)
 
     whole = told(lines)
     assert told([*lines, {**lines[2], "at": 2}]) == whole
@@ -98,7 +99,7 @@ def test_folds_are_shown_once_they_are_whole(asked):
 
 def test_a_prediction_of_readers_is_settled_by_all_folds(asked):
     def told():
-        return next(line for line in render.scored(asked.parent).splitlines() if "| SubjQA |" in line)
+        return next(line for line in predictions.scored(asked.parent).splitlines() if "| SubjQA |" in line)
 
     assert "| open | -5.0 (-5.0 to -5.0), folds: 2 | plan |" in told()
     second = [line for line in asked.read_text().splitlines() if "subjqa-1" in line]

@@ -18,6 +18,7 @@ from benchmarks.pruning import equal_runs as runs
 from benchmarks.pruning import equal_time
 from benchmarks.pruning.equal_runs import Run
 from benchmarks.render import equal_time as render
+from benchmarks.render import predictions
 
 TOLD = {"device": {"model": "a CPU", "cores": 2}, "versions": {"onnxruntime": "1", "torch": "2"}}
 TIMES = {
@@ -119,7 +120,7 @@ def test_untrained_taggers_answer_for_each_token(tmp_path, precision):
 def test_a_student_that_cannot_be_as_fast_is_told_from_one_that_was_not_run(folder):
     row = table(batch=1)
     (folder / "equal-time-table.jsonl").write_text(json.dumps(row) + "\n")
-    said = next(line for line in render.scored(folder).splitlines() if line.startswith("| P2 |"))
+    said = next(line for line in predictions.scored(folder).splitlines() if line.startswith("| P2 |"))
     assert "| not run | no retention is fast enough |" in said
 
 
@@ -191,7 +192,7 @@ def test_differences_have_margins_speeds_and_adjusted_p(folder):
 
 
 def test_predictions_are_scored_lost_ones_too(folder):
-    told = render.scored(folder).splitlines()
+    told = predictions.scored(folder).splitlines()
     within = next(line for line in told if line.startswith("| P1 |"))
     assert "| open | +2.0 (+0.8 to +3.5), seeds: 3 | plan |" in within
     assert "| P6 |" in "".join(told)
@@ -200,13 +201,13 @@ def test_predictions_are_scored_lost_ones_too(folder):
     wrong = [{**one, "answers": "1" * 300 + "0" * 100} if one["arm"] == "adtp" else one for one in far]
     (folder / "equal-time-trained.jsonl").write_text("".join(json.dumps(one) + "\n" for one in wrong))
     (folder / "equal-time-exported.jsonl").unlink()
-    assert "| wrong | -15.0" in render.scored(folder)
+    assert "| wrong | -15.0" in predictions.scored(folder)
 
 
 def test_runs_smaller_than_planned_score_nothing(folder):
     for path in folder.iterdir():
         path.write_text(path.read_text().replace('"plan"', '"small"'))
-    assert "| not scored; small runs: open | +2.0" in render.scored(folder)
+    assert "| not scored; small runs: open | +2.0" in predictions.scored(folder)
     assert "Smaller than planned" in render.differences(folder, "sst2", "small")
 
 

@@ -11,7 +11,19 @@ from pathlib import Path
 
 from benchmarks.gpu.schemas import kind_of, read
 from benchmarks.harness.records import RECORDS, ROOT, read_document, read_lines
-from benchmarks.render import cpu, decoders, equal_time, gpu, gpu_table, options, precision, pruning, serving
+from benchmarks.render import (
+    cpu,
+    decoders,
+    equal_spans,
+    equal_time,
+    gpu,
+    gpu_table,
+    options,
+    precision,
+    predictions,
+    pruning,
+    serving,
+)
 from benchmarks.render.plots import plots
 from benchmarks.render.students import render_causal, render_dropped, render_masking, render_students, render_tuned
 
@@ -65,8 +77,11 @@ PARTS = {
 
 def render_part(path: Path, part: str) -> str:
     """Return a record, or a part of it, as markdown."""
+    if path.name == "equal-time-spans.jsonl":
+        return equal_spans.render_spans(path)
     if path.name.startswith("equal-time-"):
-        return equal_time.render_equal_time(path, part)
+        scored = part == "predictions"
+        return predictions.scored(path.parent) if scored else equal_time.render_equal_time(path, part)
     if path.name.startswith("systems-"):
         return pruning.render_systems(path, part)
     if not path.exists():

@@ -51,7 +51,7 @@ def joined(rows: Sequence[Row], name: str) -> np.ndarray:
     return np.concatenate([row[name] for row in rows]) / 100
 
 
-def students(path: Path) -> Students:
+def read_students(path: Path) -> Students:
     """Return the readers of all folds as students of one seed, "right" being the F1 of each answer.
 
     Raises:

@@ -1,8 +1,7 @@
-"""Render the comparison at equal measured time: differences with their margins, predictions scored, and accuracy against speed."""
+"""Render the comparison at equal measured time: differences with their margins, and accuracy against speed."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -14,15 +13,12 @@ import numpy as np
 
 from adtp_export.benchmarking.paired import Difference, difference, holm
 from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, scale
-from benchmarks.harness.records import ROOT, read_lines, right_answers
-from benchmarks.pruning.splits import FOLDS
+from benchmarks.harness.records import read_lines, right_answers
 from benchmarks.render.pruning import DATASETS, NAMES, ran, ticks
 from benchmarks.render.tables import table
 
 Row = dict[str, Any]
-PREDICTIONS = ROOT / "benchmarks" / "pruning" / "predictions.json"
 PLAN, SMALL = "plan", "small"
-SEEDS = 3
 ARMS = {"layers": NAMES["layers"], "adtp": NAMES["adtp"], "schedule": NAMES["schedule"], "both": "4 layers with a cut"}
 PAIRS = (("adtp", "layers"), ("schedule", "layers"), ("both", "layers"), ("both", "adtp"))
 FP32, INT8 = PRECISIONS = ("fp32", "int8")
@@ -69,10 +65,6 @@ class Students:
     @classmethod
     def read(cls, folder: Path, dataset: str, size: str) -> Students:
         """Raises KeyError where none is recorded."""
-        from benchmarks.render import equal_spans
-
-        if (dataset, size) == (equal_spans.ASKED, PLAN):
-            return equal_spans.students(folder / "equal-time-spans.jsonl")
 
         def lines(name: str) -> list[Row]:
             found = read_lines(folder / f"equal-time-{name}.jsonl")
@@ -184,63 +176,6 @@ def _named(size: str) -> str:
     return "" if size == PLAN else "Smaller than planned, and not trained to the end. "
 
 
-def scored(folder: Path) -> str:
-    """Return the predictions and what became of them; runs that are smaller than planned, or have fewer seeds or folds, settle none."""
-    from benchmarks.pruning.equal_data import SITE
-
-    lines = []
-    for prediction in json.loads(PREDICTIONS.read_text(encoding="utf-8")):
-        cells = ["not run", "", ""]
-        for size in (PLAN, SMALL):
-            verdicts = list(_verdicts(folder, prediction, size))
-            if verdicts:
-                worst = next((v for v in ("wrong", "open", "right") if v in {verdict for verdict, _ in verdicts}), "")
-                figures = "; ".join(f"{one} ({low}), {trained}" for _, (one, low, trained) in verdicts)
-                cells = [worst if size == PLAN else f"not scored; small runs: {worst}", figures, size]
-                break
-        else:
-            if _out_of_reach(folder, prediction):
-                cells[1] = "no retention is fast enough"
-        dataset, says = prediction["dataset"], prediction["says"]
-        if (site := SITE.get(dataset)) and site not in says and "attention" in says:
-            says = f"{says} (cut at {site})"
-        lines.append([prediction["id"], DATASETS[dataset], says, *cells])
-    return table(["", "texts", "predicted", "became", "differences in points", "size of the runs"], lines, texts=6)
-
-
-def _out_of_reach(folder: Path, prediction: Row) -> bool:
-    """Say whether no student that keeps all layers can be as fast as those with fewer."""
-    from benchmarks.pruning.equal_time import FULL, retention_for
-
-    wanted = (prediction["dataset"], prediction["batch"], FP32)
-    timed = [
-        row
-        for row in read_lines(folder / "equal-time-table.jsonl")
-        if (row["dataset"], row["batch"], row["precision"]) == wanted
-    ]
-    fast = (retention_for(row, FULL, at) for row in timed for at in prediction["at"])
-    return prediction["first"] == "adtp" and bool(timed) and not any(fast)
-
-
-def _verdicts(folder: Path, prediction: Row, size: str) -> Iterator[tuple[str, tuple[str, str, str]]]:
-    try:
-        students = Students.read(folder, prediction["dataset"], size)
-    except KeyError:
-        return
-    for at in prediction["at"]:
-        pair = []
-        for side in ("first", "second"):
-            arm, _, precision = prediction[side].partition(" ")
-            pair.append(students.find(arm, prediction.get(f"{side}_at", at), prediction["batch"], precision or FP32))
-        if (found := students.compare(*pair)) is not None:
-            low, high = prediction["low"] / 100, prediction["high"] / 100
-            outside = found.high < low or found.low > high
-            verdict = "wrong" if outside else "right" if low <= found.low and found.high <= high else "open"
-            mean, interval = points(found)
-            often, enough, told = (students.folds, FOLDS, "folds") if students.folds else (found.seeds, SEEDS, "seeds")
-            yield (verdict if often >= enough or size != PLAN else "open"), (mean, interval, f"{told}: {often}")
-
-
 def retentions(rows: list[Row]) -> str:
     """Return which retention takes as long as fewer layers."""
     from benchmarks.pruning.equal_data import SITE
@@ -302,10 +237,8 @@ def rates(folder: Path) -> str:
 
 def plots(folder: Path) -> dict[str, str]:
     """Return accuracy against measured speed of the same students, for each data set and size of batches: path to SVG."""
-    from benchmarks.render.equal_spans import ASKED
-
     drawn = {}
-    for dataset in (name for name in DATASETS if name != ASKED):
+    for dataset in DATASETS:
         for size in (PLAN, SMALL):
             try:
                 students = Students.read(folder, dataset, size)
@@ -346,24 +279,17 @@ def _short(name: str) -> str:
 
 
 def render_equal_time(path: Path, part: str) -> str:
-    """Return a part of the comparison as markdown: "retentions", "predictions", "rates", "spans", or a data set and a size, such as
-    "sst2-plan".
+    """Return a part of the comparison as markdown: "retentions", "rates", or a data set and a size, such as "sst2-plan".
 
     Raises:
         FileNotFoundError: it is not there. KeyError: it has nothing of that part yet.
     """
-    if part == "predictions":
-        return scored(path.parent)
     if not path.exists():
         raise FileNotFoundError(path)
     if part == "retentions":
         return retentions(read_lines(path))
     if part == "rates":
         return rates(path.parent)
-    if part == "spans":
-        from benchmarks.render.equal_spans import render_spans
-
-        return render_spans(path)
     dataset, _, size = part.rpartition("-")
     whole = differences(path.parent, dataset, size)
     pictures = [name for name in plots(path.parent) if f"-{dataset}-" in name]
