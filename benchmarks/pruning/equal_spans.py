@@ -27,7 +27,7 @@ from benchmarks.harness import records
 from benchmarks.harness.records import RECORDS, claim, read_lines
 from benchmarks.pruning.equal_data import ASKED, FULL, MAX_TOKENS, SIZES
 from benchmarks.pruning.equal_speed import TARGETS, dense_teacher, exported, timed
-from benchmarks.pruning.equal_time import BATCHES, FP32, TABLE, retention_for
+from benchmarks.pruning.equal_time import BATCHES, FP32, TABLE, Timing, retention_for
 from benchmarks.pruning.equal_training import (
     ADTP,
     LAYERS,
@@ -51,9 +51,7 @@ MANY = BATCHES[0]
 
 def queue() -> Iterator[Run]:
     """All students, each after the one of its fold with fewer layers; a time is run in all folds before the next."""
-    (row,) = (
-        row for row in read_lines(TABLE) if (row["dataset"], row["batch"], row["precision"]) == (ASKED[0], MANY, FP32)
-    )
+    (row,) = (row for row in read_lines(TABLE) if Timing.of(row) == Timing(ASKED[0], MANY, FP32))
     for at in AT:
         kept = retention_for(row, FULL, at)
         assert kept is not None

@@ -72,6 +72,10 @@ class Timing:
     batch: int
     precision: str
 
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Timing:
+        return cls(row["dataset"], row["batch"], row["precision"])
+
 
 def queue() -> Iterator[Timing]:
     """What is timed, what the runs are chosen by first."""
@@ -182,12 +186,12 @@ def main() -> None:
         parser.error(obstacle)
     if (layers := read_json(options.base / "config.json")["num_hidden_layers"]) != FULL:
         parser.error(f"{options.base} has {layers} layers; accepted is a model with {FULL}")
-    done = {Timing(row["dataset"], row["batch"], row["precision"]) for row in records.read_lines(options.out)}
+    done = set(map(Timing.of, records.read_lines(options.out)))
     for timing in queue():
         if timing not in done:
             row = timed(timing, options.splits, options.base, options.seconds) | records.told()
             print(row, flush=True)
-            records.update(options.out, [row], key=lambda one: (one["dataset"], one["batch"], one["precision"]))
+            records.update(options.out, [row], key=Timing.of)
 
 
 if __name__ == "__main__":

@@ -69,12 +69,17 @@ def split_news(rows: list[dict], rng: random.Random) -> dict[str, list[dict]]:
     return parts | {"train": rows[taken:]}
 
 
-def split_groups(rows: list[dict], field: str, held_out: dict[str, int], rng: random.Random) -> dict[str, list[dict]]:
-    """Split rows at random, those of one value of `field` together; a part has at least as many rows as it should."""
+def grouped(rows: list[dict], field: str) -> list[list[dict]]:
+    """Return the rows of each value of `field`, in order of the first ones."""
     groups: defaultdict[str, list[dict]] = defaultdict(list)
     for row in rows:
         groups[json.dumps(row[field])].append(row)
-    left = list(groups.values())
+    return list(groups.values())
+
+
+def split_groups(rows: list[dict], field: str, held_out: dict[str, int], rng: random.Random) -> dict[str, list[dict]]:
+    """Split rows at random, those of one value of `field` together; a part has at least as many rows as it should."""
+    left = grouped(rows, field)
     rng.shuffle(left)
     parts: dict[str, list[dict]] = {}
     for part, count in held_out.items():
@@ -92,15 +97,11 @@ def folds(
     Args:
         held_out: what else is held out of the rows that are not of test, as `split_groups` takes it.
     """
-    groups: defaultdict[str, list[dict]] = defaultdict(list)
-    for row in rows:
-        groups[row[field]].append(row)
-    texts = sorted(groups)
-    rng.shuffle(texts)
+    groups = sorted(grouped(rows, field), key=lambda group: group[0][field])
+    rng.shuffle(groups)
     for fold in range(FOLDS):
-        tested = set(texts[fold::FOLDS])
-        rest = [row for text in texts if text not in tested for row in groups[text]]
-        test = [row for text in texts if text in tested for row in groups[text]]
+        test = [row for group in groups[fold::FOLDS] for row in group]
+        rest = [row for i, group in enumerate(groups) if i % FOLDS != fold for row in group]
         yield {"test": test} | split_groups(rest, field, held_out, rng)
 
 
@@ -133,15 +134,15 @@ def main() -> None:
         write(options.out / name, ".tsv", parts, lambda row: f"{row[0]}\t{row[1]}\n", "label\tsentence\n")
     asked = read(options.data / "subjqa" / "train.jsonl.gz")
     short = [row for row in asked if len(row["context"].split()) <= ASKED_WORDS]
-    grouped = {
+    parts = {
         "20news": split_news(read(options.data / "20news" / "train.jsonl.gz"), random.Random(options.seed)),
         "ewt-pos": split_groups(
             read(options.data / "ewt-pos" / "train.jsonl.gz"), "tokens", TAGGED_HELD_OUT, random.Random(options.seed)
         ),
         "subjqa": split_groups(short, "context", ASKED_HELD_OUT, random.Random(options.seed)),
     }
-    grouped |= {f"subjqa-{i}": fold for i, fold in enumerate(folds(asked, "context", random.Random(options.seed)))}
-    for name, parts_of in grouped.items():
+    parts |= {f"subjqa-{i}": fold for i, fold in enumerate(folds(asked, "context", random.Random(options.seed)))}
+    for name, parts_of in parts.items():
         write(options.out / name, ".jsonl", parts_of, lambda row: json.dumps(row, ensure_ascii=False) + "\n")
 
 

@@ -44,14 +44,10 @@ def scored(folder: Path) -> str:
 
 def _out_of_reach(folder: Path, prediction: Row) -> bool:
     """Say whether no student that keeps all layers can be as fast as those with fewer."""
-    from benchmarks.pruning.equal_time import FULL, retention_for
+    from benchmarks.pruning.equal_time import FULL, Timing, retention_for
 
-    wanted = (prediction["dataset"], prediction["batch"], FP32)
-    timed = [
-        row
-        for row in read_lines(folder / "equal-time-table.jsonl")
-        if (row["dataset"], row["batch"], row["precision"]) == wanted
-    ]
+    wanted = Timing(prediction["dataset"], prediction["batch"], FP32)
+    timed = [row for row in read_lines(folder / "equal-time-table.jsonl") if Timing.of(row) == wanted]
     fast = (retention_for(row, FULL, at) for row in timed for at in prediction["at"])
     return prediction["first"] == "adtp" and bool(timed) and not any(fast)
 
