@@ -3,6 +3,9 @@
 import copy
 import json
 import re
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -256,6 +259,23 @@ def test_rows_of_a_record_are_replaced_by_key(tmp_path):
     records.update(path, [{"stream": "a", "ms": 1}, {"stream": "b", "ms": 2}], key=lambda row: row["stream"])
     records.update(path, [{"stream": "a", "ms": 3}, {"stream": "a", "ms": 4}], key=lambda row: row["stream"])
     assert records.read_lines(path) == [{"stream": "b", "ms": 2}, {"stream": "a", "ms": 3}, {"stream": "a", "ms": 4}]
+
+
+ADDED = """
+import sys
+from pathlib import Path
+from benchmarks.harness import records
+for number in range(40):
+    records.update(Path(sys.argv[1]), [{"by": sys.argv[2], "number": number}], key=lambda row: (row["by"], row["number"]))
+"""
+
+
+def test_processes_that_add_to_one_record_lose_no_row(tmp_path):
+    path, writers = tmp_path / "rows.jsonl", ("first", "second", "third")
+    started = [subprocess.Popen([sys.executable, "-c", ADDED, path, name], cwd=ROOT) for name in writers]
+    assert [process.wait() for process in started] == [0, 0, 0]
+    assert Counter(row["by"] for row in records.read_lines(path)) == dict.fromkeys(writers, 40)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_factors_of_the_front_page_give_its_speedup():

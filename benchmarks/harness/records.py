@@ -6,11 +6,14 @@ A record belongs to a commit, so nothing is written into `RECORDS` from a tree w
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from adtp_export.io import hold, written_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "benchmarks" / "records"
@@ -87,8 +90,17 @@ def write(path: Path, record: Row) -> None:
 
 
 def update(path: Path, rows: Iterable[Row], key: Callable[[Row], Hashable]) -> None:
-    """Put rows into a record of JSON lines in place of those with the same keys, at the end of the others."""
+    """Put rows into a record of JSON lines in place of those with the same keys, at the end of the others.
+
+    Several processes may add to one record at a time: they take turns, by a lock on its folder.
+    """
     rows = list(rows)
     new = {key(row) for row in rows}
-    kept = [row for row in read_lines(path) if key(row) not in new]
-    path.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *rows]), encoding="utf-8")
+    lock = hold(path.parent, wait=True)
+    try:
+        kept = [row for row in read_lines(path) if key(row) not in new]
+        with written_whole(path) as partial:
+            partial.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *rows]), encoding="utf-8")
+    finally:
+        if lock is not None:
+            os.close(lock)

@@ -191,13 +191,7 @@ def main() -> None:
     parser.add_argument("what", choices=("train", "speed"))
     for name in ("splits", "base", "work"):
         parser.add_argument(name, type=Path)
-    parser.add_argument(
-        "--folds",
-        type=int,
-        choices=range(FOLDS),
-        nargs="*",
-        help="default: all; of several calls at a time each needs an --out of its own",
-    )
+    parser.add_argument("--folds", type=int, choices=range(FOLDS), nargs="*", help="default: all")
     parser.add_argument(
         "--minutes", type=float, help="after which the call ends, at its next step (default: when all is done)"
     )
