@@ -34,7 +34,8 @@ from adtp_export.pipeline.tune.plan import SHORTLIST, Plan
 from adtp_export.pipeline.tune.race import Search
 from adtp_export.pipeline.tune.rows import identity, read, what_was_cut
 from adtp_export.pipeline.tune.shapes import Arm, Level
-from adtp_export.pipeline.tune.trials import RECORD, WEIGHTS, Trials
+from adtp_export.pipeline.tune.students import RECORD, WEIGHTS, Students
+from adtp_export.pipeline.tune.trials import Trials, ask_teacher
 from adtp_export.training.models import load_teacher
 from adtp_export.training.trainer import Audience, quiet, this_process
 
@@ -104,9 +105,9 @@ def searched(out, model, rows, steps, site="0.ffn", **more):
     with quiet():
         data = read(chosen)
         teacher = load_teacher(str(model), data.task.objective, data.task.labels, tuned=True).to(this_process().device)
-        trials = Trials(out, out / "work", teacher.eval().requires_grad_(False), data)
-        trials.ask(plan.rungs[-1], QUIET)
-        search = Search(trials, table, ["fp32"], chosen.drop, None)
+        students = Students(out, out / "work", len(data.groups["dev"]))
+        asked = ask_teacher(teacher.eval().requires_grad_(False), data, plan.rungs[-1], students.work, QUIET)
+        search = Search(Trials(students, teacher, data, asked), table, ["fp32"], chosen.drop, None)
         search.run(plan, steps)
     return [trial.name for trial in search.ranked()[:SHORTLIST]]
 

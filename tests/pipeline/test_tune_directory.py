@@ -18,7 +18,7 @@ from adtp_export.pipeline.tune.options import TuneOptions
 from adtp_export.pipeline.tune.plan import Plan
 from adtp_export.pipeline.tune.run import _timed_shapes
 from adtp_export.pipeline.tune.shapes import Arm
-from adtp_export.pipeline.tune.trials import RECORD, WEIGHTS, Trial, Trials
+from adtp_export.pipeline.tune.students import RECORD, WEIGHTS, Students, Trial
 from adtp_export.training.checkpoints import seal
 
 
@@ -135,14 +135,10 @@ def test_names_that_are_no_text_are_written(tmp_path):
 
 @pytest.fixture
 def kept(tmp_path):
-    """Trials of a run with two students: `a` with its weights, and `b` without."""
-    rows = SimpleNamespace(
-        task=SimpleNamespace(parts={"train": range(3)}, settings=SimpleNamespace(seed=0)),
-        groups={"dev": np.arange(4)},
-    )
+    """The students of a run: `a` with its weights, and `b` without."""
 
     def opened():
-        return Trials(tmp_path, tmp_path / "work", None, rows)
+        return Students(tmp_path, tmp_path / "work", rows=4)
 
     lines = []
     for name in "ab":
@@ -154,33 +150,33 @@ def kept(tmp_path):
         trial = Trial(name=name, arm=Arm(2, "0.ffn", 0.5), rows=8, start="", loss=1.0, drop=0.0)
         lines.append(json.dumps(trial.to_json()) + "\n")
     (tmp_path / RECORD).write_text("".join(lines))
-    trials = opened()
-    trials.forget(trials.done["b"])
+    students = opened()
+    students.forget(students.done["b"])
     return tmp_path, opened
 
 
 def test_students_that_are_as_they_were_written_are_used(kept):
     out, opened = kept
     (out / RECORD).write_text((out / RECORD).read_text().replace("\n", "\n\n"))  # as editors leave it
-    trials = opened()
-    trials.check_complete()
-    assert [trial.name for trial in trials.can_be_chosen()] == ["a"]
-    for name, trial in trials.done.items():
-        assert trials.sound(trial).name == name
-        assert trials.told(trial).score.tolist() == [1.0] * 4
+    students = opened()
+    students.check_complete()
+    assert [trial.name for trial in students.can_be_chosen()] == ["a"]
+    for name, trial in students.done.items():
+        assert students.sound(trial).name == name
+        assert students.told(trial).score.tolist() == [1.0] * 4
 
 
 def test_damaged_students_and_records_are_refused(kept):
     out, opened = kept
     place, record = out / "work" / directory.TRIALS / "a", (out / RECORD).read_text()
-    trials = opened()
+    students = opened()
     os.truncate(place / TOLD, 100)
     with pytest.raises(InputError, match=rf"a/{TOLD} is damaged .*, so nothing can be chosen there"):
-        trials.told(trials.done["a"])
+        students.told(students.done["a"])
     seal(place)
     (place / WEIGHTS).write_bytes(bytes(999) + b"x")
     with pytest.raises(InputError, match=rf"a is damaged \({WEIGHTS} has changed since it was written\)"):
-        trials.sound(trials.done["a"])
+        students.sound(students.done["a"])
     (out / RECORD).write_text(record.replace('"rows": 8', '"rows": ', 1))
     with pytest.raises(InputError, match=f"{RECORD}, line 1: it is damaged"):
         opened()
@@ -270,8 +266,8 @@ def test_settings_of_something_else_are_refused(tmp_path, damaged):
 def test_a_published_student_is_known_by_names_alone(kept, exported):
     """It is that of a trial whose files may be gone."""
     out, opened = kept
-    trials = opened()
-    directory.publish(out, trials.sound(trials.done["a"]), exported)
+    students = opened()
+    directory.publish(out, students.sound(students.done["a"]), exported)
     assert {path.name for path in (out / directory.STUDENT).iterdir()} == {WEIGHTS}
     shutil.rmtree(out / "work" / directory.TRIALS)
     directory.published(out)

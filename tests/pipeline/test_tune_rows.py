@@ -33,7 +33,7 @@ from adtp_export.pipeline.tune.rows import (
     worth,
 )
 from adtp_export.pipeline.tune.run import Run
-from adtp_export.pipeline.tune.trials import RECORD
+from adtp_export.pipeline.tune.students import RECORD
 from adtp_export.training.data import Examples
 
 
@@ -123,18 +123,17 @@ def test_bounds_hold_where_groups_have_unequal_sizes():
 
 def test_a_student_that_cannot_be_exported_makes_room_for_the_next(monkeypatch, tmp_path):
     run = object.__new__(Run)
-    run.chosen, run.precisions, run.steps, run.out = SimpleNamespace(model="m"), ("fp32",), Steps(), tmp_path
-    run.device = {}
+    run.chosen, run.steps, run.out = SimpleNamespace(model="m"), Steps(), tmp_path
     ranked = [SimpleNamespace(name=f"student-{i}") for i in range(6)]
-    search = SimpleNamespace(ranked=lambda: ranked, trials=SimpleNamespace(sound=lambda trial: tmp_path / trial.name))
+    students = SimpleNamespace(sound=lambda trial: tmp_path / trial.name)
+    search, ready = SimpleNamespace(ranked=lambda: ranked, students=students), SimpleNamespace(precisions=["fp32"])
 
     def export_all(directories, *rest):
         return {name: path for name, path in directories.items() if name != "student-1"}
 
     monkeypatch.setattr(exports, "export_all", export_all)
-    monkeypatch.setattr(exports, "pairs", lambda *given: [])
-    monkeypatch.setattr(Run, "_finish", lambda self, made, *rest: made)
-    assert [*run._end(search, {exports.MODEL: tmp_path})] == [exports.MODEL, "student-0", "student-2", "student-3"]
+    made = run._shortlist(ready, search, {exports.MODEL: tmp_path})
+    assert [*made] == [exports.MODEL, "student-0", "student-2", "student-3"]
 
 
 WORDS = ["the", "room", "was", "small", "and", "clean", "hotel", "near", "station", "great"]

@@ -93,7 +93,7 @@ def pairs(
         if name == MODEL:
             found += [(name, each) for each in able if each != FP32]
         elif able:
-            arm = search.trials.done[name].arm
+            arm = search.students.done[name].arm
             found.append((name, max(able, key=lambda each: search.table.speedup(arm, each))))
     return found
 
@@ -171,9 +171,9 @@ def confirmed(
         for done, (name, precision) in enumerate(chosen):
             predictor = Predictor(exported[name].path, exported[name].targets[precision])
             for part, drops in lost.items():
-                examples = trials.parts[part]
+                examples = trials.asked.parts[part]
                 score = trials.task.objective.row_scores(answers_of(predictor.run, examples), examples)
-                drops.append(trials.teacher_score[part] - score)
+                drops.append(trials.asked.score[part] - score)
             progress(done + 1, len(chosen))
     bounds = confirm(lost["test"], trials.rows.groups["test"], search.most)
     return [

@@ -8,7 +8,8 @@ from ..progress import Steps
 from .choice import going_on, standard_error
 from .plan import BISECTIONS, REFINED, Plan
 from .shapes import RETENTIONS, Arm, Table
-from .trials import Trial, Trials
+from .students import Trial
+from .trials import Trials
 
 
 class Search:
@@ -22,7 +23,7 @@ class Search:
     def __init__(
         self, trials: Trials, table: Table, precisions: Sequence[str], drop: float | None, speedup: float | None
     ) -> None:
-        self.trials, self.table, self.precisions = trials, table, precisions
+        self.trials, self.students, self.table, self.precisions = trials, trials.students, table, precisions
         self.most, self.wanted = drop, speedup
 
     def run(self, plan: Plan, steps: Steps) -> None:
@@ -35,8 +36,8 @@ class Search:
     def _train(self, arm: Arm, rows: int, steps: Steps, start: Trial | None = None) -> Trial:
         text = f"training {arm}, on {rows:,} rows{', from ' + start.name if start else ''}"
         name = self.trials.name_of(arm, rows, start)
-        if name in self.trials.done:
-            return self.trials.done[name]
+        if name in self.students.done:
+            return self.students.done[name]
         with steps.step(f"trial_{name}_s", text, f"; best so far: {self.best_so_far()}") as progress:
             trial = self.trials.run(arm, rows, progress, start)
         steps.note(f"{trial.arm}: {self.told(trial)}")
@@ -50,15 +51,15 @@ class Search:
             if rung:  # a student of fewer rows is no better, unless training diverged
                 learned = (trial.arm for trials in found for trial in trials if not trial.diverged)
                 before = [self.trials.name_of(arm, plan.rungs[rung - 1]) for arm in learned]
-                self._forget(self.trials.done[name] for name in before)
+                self._forget(self.students.done[name] for name in before)
             if rung == len(plan.rungs) - 1:
                 return [*ended, *(trial for trials in found for trial in trials)]
             ahead = []
             for trials in found:
                 able = [trial for trial in trials if not trial.diverged]
-                told, groups = [self.trials.told(trial) for trial in able], self.trials.rows.groups["dev"]
+                told, groups = [self.students.told(trial) for trial in able], self.trials.rows.groups["dev"]
                 losses, scores = [each.loss for each in told], [each.score for each in told]
-                chosen = going_on(losses, self.trials.groups, scores, groups)
+                chosen = going_on(losses, self.trials.asked.groups, scores, groups)
                 self._forget(trial for number, trial in enumerate(able) if number not in chosen)
                 ahead.append([able[number] for number in chosen])
             needed = ahead[self._first_needed(ahead) if rung else 0 :]
@@ -73,11 +74,11 @@ class Search:
 
     def _forget(self, trials: Iterable[Trial]) -> None:
         for trial in trials:
-            self.trials.forget(trial)
+            self.students.forget(trial)
 
     def error(self, trial: Trial) -> float:
         """Return the standard error of a student's drop on dev, in points."""
-        apart = self.trials.teacher_score["dev"] - self.trials.told(trial).score
+        apart = self.trials.asked.score["dev"] - self.students.told(trial).score
         return 100 * standard_error(apart, self.trials.rows.groups["dev"])
 
     def good(self, trial: Trial) -> bool:
@@ -116,7 +117,7 @@ class Search:
 
     def ranked(self) -> list[Trial]:
         """Return the students that can be exported, those first that promise most."""
-        return sorted(self.trials.can_be_chosen(), key=self._worth)
+        return sorted(self.students.can_be_chosen(), key=self._worth)
 
     def _worth(self, trial: Trial) -> tuple[bool, float, str]:
         if self.most is not None:

@@ -212,7 +212,7 @@ def what_rows_show(groups: Mapping[str, np.ndarray], drop: float | None, candida
     """
     (choose, own), (confirm, confirming) = ((len(found), worth(found)) for found in (groups["dev"], groups["test"]))
     said = (
-        f"{choose:,} dev rows to choose on{counted(choose, own)} tell students apart by some {resolved(own):.1f} points, and "
+        f"{choose:,} dev rows to choose on{counted(choose, own)} tell students apart that differ by some {resolved(own):.1f} points, and "
         f"{confirm:,} rows to confirm on{counted(confirm, confirming)} bound a drop to within "
         f"{resolved(confirming, candidates):.1f} points"
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from .plan import SHORTLIST, Plan, make_plan, measure_rates
 from .race import Search
 from .rows import Rows, what_rows_show, what_was_cut
 from .shapes import Table, fastest_of, levels
-from .trials import Trials
+from .students import Students
+from .trials import Trials, ask_teacher
 
 SCHEMA = 1
 ASKED = 400
@@ -44,8 +46,22 @@ def _timed_shapes(document: Any) -> tuple[float, dict[str, Any], str, Table]:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What is known before any student is trained.
+
+    device: that shapes were timed on. precisions: of candidates. possible: whether some shape is as fast as asked; else nothing is planned.
+    """
+
+    device: Mapping[str, Any]
+    table: Table
+    precisions: Sequence[str]
+    possible: bool
+    plan: Plan
+
+
 class Run:
-    """What a call needs throughout."""
+    """What a call is given, and what its rows can show."""
 
     def __init__(self, chosen: TuneOptions, rows: Rows, steps: Steps) -> None:
         self.began = time.perf_counter()
@@ -69,38 +85,34 @@ class Run:
             answers, _ = ask(self.teacher, some, self.task.objective)
             check_order(answers, some, self.task.objective, self.task.labels, self.task.source)
 
-    def prepared(self, work: Path) -> Run:
+    def prepared(self, work: Path) -> Prepared:
         """Time shapes and make the plan, or read both."""
         path = work / directory.TABLE
         if not path.exists():
             timed, trace_s = self._time_shapes()
             of = {"workload": self.rounds.name, "device": cpu(0), "fingerprint": fingerprint()}
             directory.write(path, {"trace_s": trace_s, **of, "times": timed.to_json()})
-        trace_s, self.device, where, self.table = directory.stored(path, _timed_shapes)
+        trace_s, device, where, table = directory.stored(path, _timed_shapes)
         if where != fingerprint():
-            self.steps.note(
-                f"shapes were timed on another machine ({self.device['model']}); times of this one may differ"
-            )
-        here, self.precisions = self.precisions, times.precisions_of(self.table, self.chosen.formats)
-        if here != self.precisions:
+            self.steps.note(f"shapes were timed on another machine ({device['model']}); times of this one may differ")
+        precisions = times.precisions_of(table, self.chosen.formats)
+        if precisions != self.precisions:
             self.steps.note("INT8 is left out, as it was when shapes were timed; another --out would have it")
-        if not self.possible:
-            arm, most = fastest_of(self.table, self.precisions)
-            self.plan = Plan(levels=(), rungs=(), refined=0, seconds={})
+        arm, most = fastest_of(table, precisions)
+        possible = self.chosen.speedup is None or most >= self.chosen.speedup
+        if possible:
+            plan = self._planned(work / directory.PLAN, table, precisions, trace_s)
+        else:
+            plan = Plan(levels=(), rungs=(), refined=0, seconds={})
             self.steps.note(
                 f"--speedup: got {self.chosen.speedup:g}; the fastest shape is {arm}, {most:.2f}x on {self.rounds.name}"
             )
-            return self
-        if not (work / directory.PLAN).exists():
-            directory.write(work / directory.PLAN, self._make_plan(trace_s).to_json())
-        self.plan = directory.stored(work / directory.PLAN, Plan.of)
-        return self
+        return Prepared(device=device, table=table, precisions=precisions, possible=possible, plan=plan)
 
-    @property
-    def possible(self) -> bool:
-        """Whether some shape is as fast as asked."""
-        wanted = self.chosen.speedup
-        return wanted is None or fastest_of(self.table, self.precisions)[1] >= wanted
+    def _planned(self, path: Path, table: Table, precisions: Sequence[str], trace_s: float) -> Plan:
+        if not path.exists():
+            directory.write(path, self._make_plan(table, precisions, trace_s).to_json())
+        return directory.stored(path, Plan.of)
 
     def _time_shapes(self) -> tuple[Table, float]:
         with tempfile.TemporaryDirectory() as scratch:
@@ -110,9 +122,9 @@ class Run:
             with self.steps.step("table_s", f"timing them on {self.rounds.name}") as progress:
                 return times.table(made, self.rounds, progress), trace_s
 
-    def _make_plan(self, trace_s: float) -> Plan:
+    def _make_plan(self, table: Table, precisions: Sequence[str], trace_s: float) -> Plan:
         chosen, parts = self.chosen, self.task.parts
-        found = levels(self.table, chosen.speedup, self.precisions)
+        found = levels(table, chosen.speedup, precisions)
         arms = list(dict.fromkeys(arm for level in found for arm in level.arms))
         with self.steps.step("rates_s", "timing some training steps") as progress:
             rates = measure_rates(self.teacher, self.task, arms, trace_s, progress)
@@ -120,12 +132,12 @@ class Run:
         limits = (chosen.batch_size, chosen.epochs, chosen.speedup is None)
         return make_plan(found, rates, (len(parts["train"]), len(parts["dev"])), (chosen.hours, left), limits)
 
-    def planned(self) -> dict[str, Any]:
+    def planned(self, ready: Prepared) -> dict[str, Any]:
         """Return the plan, in words and numbers."""
-        dense = {each: round(self.table.speedup(self.table.dense, each), 3) for each in self.precisions}
+        dense = {each: round(ready.table.speedup(ready.table.dense, each), 3) for each in ready.precisions}
         return {
             "schema": SCHEMA,
-            "plan": self.plan.to_json(),
+            "plan": ready.plan.to_json(),
             "rows": {part: len(table) for part, table in self.task.tables.items()},
             "shows": self.shows,
             "workload": self.rounds.name,
@@ -135,77 +147,106 @@ class Run:
     def search(self, finished: bool) -> dict[str, Any]:
         """Go through all phases; return the results. `finished`: it was all trained before."""
         work = self.out / directory.WORK
-        self.prepared(work)
-        trials = Trials(self.out, work, self.teacher, self.rows)
-        self.search_of = search = Search(trials, self.table, self.precisions, self.chosen.drop, self.chosen.speedup)
-        if not self.possible:
-            return self._finish({}, [], self.device)
-        if finished and self.plan.levels:
-            trials.check_complete()
+        ready = self.prepared(work)
+        if not ready.possible:
+            return self._nothing(ready)
+        students = Students(self.out, work, len(self.rows.groups["dev"]))
+        if finished and ready.plan.levels:
+            students.check_complete()
         model = {exports.MODEL: Path(self.chosen.model)}
-        made = exports.export_all(model, self.chosen, self.precisions, work, self.steps)
+        made = exports.export_all(model, self.chosen, ready.precisions, work, self.steps)
         text = "asking the teacher" + ("" if finished else ", and attributing its answers to tokens")
         with self.steps.step("teacher_s", text) as progress:
-            trials.ask(0 if finished else max(self.plan.rungs, default=1), Audience(progress, self.steps.note))
+            rows, audience = 0 if finished else max(ready.plan.rungs, default=1), Audience(progress, self.steps.note)
+            asked = ask_teacher(self.teacher, self.rows, rows, work, audience)
+        trials = Trials(students, self.teacher, self.rows, asked)
+        search = Search(trials, ready.table, ready.precisions, self.chosen.drop, self.chosen.speedup)
         if not finished:
-            search.run(self.plan, self.steps)
-        return self._end(search, made)
+            search.run(ready.plan, self.steps)
+        return self._end(ready, search, self._shortlist(ready, search, made))
 
-    def _end(self, search: Search, made: dict[str, exports.Exported]) -> dict[str, Any]:
-        """Export, time and confirm. made: the export of the model itself."""
-        work = self.out / directory.WORK
-        for trial in search.ranked():  # one whose export fails makes room for the next
-            if len(made) <= SHORTLIST:
-                student = {trial.name: search.trials.sound(trial)}
-                made |= exports.export_all(student, self.chosen, self.precisions, work, self.steps)
-        pairs = exports.pairs(made, self.precisions, search, self.steps)
-        if not pairs:
-            return self._finish(made, [], self.device)
-        timed = exports.timed(made, pairs, self.rounds, work, self.steps)
-        candidates = exports.confirmed(made, pairs, timed.times, search, self.steps)
-        return self._finish(made, candidates, timed.device)
+    def _shortlist(
+        self, ready: Prepared, search: Search, made: Mapping[str, exports.Exported]
+    ) -> dict[str, exports.Exported]:
+        """Export the best students, beside what is made: the model itself. One whose export fails makes room for the next."""
+        found = {**made}
+        for trial in search.ranked():
+            if len(found) <= SHORTLIST:
+                student = {trial.name: search.students.sound(trial)}
+                found |= exports.export_all(
+                    student, self.chosen, ready.precisions, self.out / directory.WORK, self.steps
+                )
+        return found
+
+    def _end(self, ready: Prepared, search: Search, made: Mapping[str, exports.Exported]) -> dict[str, Any]:
+        """Time candidates and confirm. made: their exports."""
+        pairs, device, candidates = exports.pairs(made, ready.precisions, search, self.steps), ready.device, []
+        if pairs:
+            timed = exports.timed(made, pairs, self.rounds, self.out / directory.WORK, self.steps)
+            device = timed.device
+            candidates = exports.confirmed(made, pairs, timed.times, search, self.steps)
+        return self._finish(ready, search, made, candidates, device)
 
     def _finish(
-        self, made: dict[str, exports.Exported], candidates: list[Candidate], device: Mapping[str, Any]
+        self,
+        ready: Prepared,
+        search: Search,
+        made: Mapping[str, exports.Exported],
+        candidates: Sequence[Candidate],
+        device: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Choose, publish, and write the results. device: that candidates were timed on."""
-        search, chosen = self.search_of, self.chosen
-        best, verdict = choose(candidates, search.most, search.wanted, chosen.strict)
+        best, verdict = choose(candidates, search.most, search.wanted, self.chosen.strict)
         published = verdict != NEAREST
+        told = {each.name: _told(each, search, made[each.name]) for each in candidates}
         if published:
             assert best is not None
-            own = search.trials.done.get(best.name)
-            directory.publish(self.out, search.trials.sound(own) if own else None, made[best.name].path)
-        tried = search.trials.done.values() if self.possible else ()
-        record = {
-            **self.planned(),
-            "goal": {"max_drop": search.most, "speedup": search.wanted, "strict": chosen.strict},
+            own = search.students.done.get(best.name)
+            directory.publish(self.out, search.students.sound(own) if own else None, made[best.name].path)
+        found = {
             "verdict": verdict,
             "published": published,
-            "chosen": None if best is None else self._told(best, made),
-            "candidates": [self._told(each, made) for each in candidates],
-            "teacher": {part: float(score.mean()) for part, score in search.trials.teacher_score.items()},
-            "table": self.table.to_json(),
+            "chosen": None if best is None else told[best.name],
+            "candidates": list(told.values()),
+            "teacher": {part: float(score.mean()) for part, score in search.trials.asked.score.items()},
             "trials": [
                 {**each.to_json(), "told": str(each.arm), "speedup": search.speedup(each), "error": search.error(each)}
-                for each in tried
+                for each in search.students.done.values()
             ],
+        }
+        record = self._results(ready, found, device)
+        with written_whole(self.out / directory.PAGE) as partial:
+            partial.write_text(tuned.render(record, Path(self.chosen.model).name), encoding="utf-8")
+        directory.write(self.out / directory.RESULTS, record)
+        return record
+
+    def _nothing(self, ready: Prepared) -> dict[str, Any]:
+        """Return the results where no shape is fast enough. They are not written: another goal begins with the times of shapes."""
+        none: dict[str, Any] = {"chosen": None, "candidates": [], "teacher": {}, "trials": []}
+        return self._results(ready, {"verdict": NEAREST, "published": False, **none}, ready.device)
+
+    def _results(self, ready: Prepared, found: Mapping[str, Any], device: Mapping[str, Any]) -> dict[str, Any]:
+        chosen = self.chosen
+        return {
+            **self.planned(ready),
+            "goal": {"max_drop": chosen.drop, "speedup": chosen.speedup, "strict": chosen.strict},
+            **found,
+            "table": ready.table.to_json(),
             "durations_s": self.steps.durations_s,
             "device": dict(device),
-            "shapes_timed_on": self.device,
+            "shapes_timed_on": dict(ready.device),
             "versions": versions(),
             "commit": commit(),
         }
-        if self.possible:  # else nothing was searched, and another goal begins with the times of shapes
-            with written_whole(self.out / directory.PAGE) as partial:
-                partial.write_text(tuned.render(record, Path(chosen.model).name), encoding="utf-8")
-            directory.write(self.out / directory.RESULTS, record)
-        return record
 
-    def _told(self, each: Candidate, made: dict[str, exports.Exported]) -> dict[str, Any]:
-        trial = self.search_of.trials.done.get(each.name)
-        told = str(trial.arm) if trial else "the model itself"
-        arm = dataclasses.asdict(trial.arm if trial else self.table.dense)
-        sure = meets(each, self.search_of.most, self.search_of.wanted)
-        more = {"meets": sure, "arm": arm, "told": told, "target": made[each.name].targets[each.precision]}
-        return {**dataclasses.asdict(each), **more}
+
+def _told(each: Candidate, search: Search, made: exports.Exported) -> dict[str, Any]:
+    """Return what the results say of a candidate."""
+    trial = search.students.done.get(each.name)
+    more = {
+        "meets": meets(each, search.most, search.wanted),
+        "arm": dataclasses.asdict(trial.arm if trial else search.table.dense),
+        "told": str(trial.arm) if trial else "the model itself",
+        "target": made.targets[each.precision],
+    }
+    return {**dataclasses.asdict(each), **more}

@@ -44,6 +44,7 @@ def tune(chosen: TuneOptions) -> dict[str, Any]:
             rows = read(chosen)
         if chosen.plan:
             with telling_full_disk(), tempfile.TemporaryDirectory() as scratch:
-                return Run(chosen, rows, steps).prepared(Path(scratch)).planned()
+                run = Run(chosen, rows, steps)
+                return run.planned(run.prepared(Path(scratch)))
         with directory.claimed(chosen) as finished, telling_full_disk(Path(chosen.out), GO_ON):
             return Run(chosen, rows, steps).search(finished)
