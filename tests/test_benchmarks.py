@@ -316,4 +316,6 @@ def test_only_a_whole_interval_reaches_the_goal():
         for i, (low, high) in enumerate([(0.95, 1.0), (0.7, 1.2), (0.5, 0.9)])
     ]
     told = cpu.reached({"results": rows})
-    assert told.startswith("At least 0.95 of the speedup is left for 1 of 3 lines, and less for 1; of the other 1")
+    assert told.startswith(
+        "1 of 3 lines are shown to keep at least 0.95 of the speedup, and 1 to keep less. For the other 1"
+    )

@@ -20,7 +20,7 @@ def make_parser() -> Parser:
         TrainOptions,
         prog="adtp-train",
         description="Train a student that drops tokens, or has fewer layers. First fine-tune a teacher. Then ask it for its answers, "
-        "and attribute them to tokens where the method learns from that. Last distil a student that keeps the tokens that matter.",
+        "and attribute them to tokens if the method learns from that. Finally, distil a student that keeps the tokens that matter.",
         epilog="The output directory becomes a checkpoint for adtp-export. It also holds results.json and the teacher. Several GPUs: "
         "torchrun --nproc-per-node N -m adtp_export.cli.train ...",
         json="the results record",

@@ -69,11 +69,11 @@ def front(record: dict[str, Any]) -> str:
     heads = ["workload", "BERT as usually exported, ms", "best peer, ms", "student, ms", " x ".join(FACTORS)]
     heads += ["= speedup over the usual", "over the best peer"]
     told = (
-        f"`{record['command']}`: BERT-base's width; the student has {LAYERS} layers, all others {FULL}. It computes in fp32, attention "
-        "in the package's compiled operators. BERT as usually exported is in fp32, too: PyTorch's ONNX export, with padding, in ONNX "
-        f"Runtime. Retention {record['retention']}. Each contender is timed right after an untimed run of the same batch; ± is a 95% "
-        "interval. 1xS is one text of S tokens, BxS B texts of S/4 to S; mixed-32 has 32 texts of 5 to 326. Fewer layers are a gain of the "
-        f"shallower model, not of the export. {place(record)}, ONNX Runtime {record['versions']['onnxruntime']}."
+        f"`{record['command']}`: BERT-base's width; the student has {LAYERS} layers, all others {FULL}. It computes in fp32, with "
+        "attention in the package's compiled operators. BERT as usually exported is in fp32, too: PyTorch's ONNX export, with padding, in "
+        f"ONNX Runtime. Retention {record['retention']}. Each contender is timed right after an untimed run of the same batch; ± is a 95% "
+        "interval. 1xS is one text of S tokens, BxS B texts of S/4 to S; mixed-32 has 32 texts of 5 to 326. The gain of fewer layers is "
+        f"that of the shallower model, not of the export. {place(record)}, ONNX Runtime {record['versions']['onnxruntime']}."
     )
     return "\n\n".join([table(heads, lines), told, f"{_in_lower_precisions(record)} {_accuracy()} {_on_a_gpu()}"])
 
@@ -103,8 +103,8 @@ def _in_lower_precisions(record: dict[str, Any]) -> str:
         gains = [ms[workload, "fp32 with operators"] / ms[workload, precision] for workload in workloads]
         told.append(f"{min(gains):.1f} to {max(gains):.1f} times as fast in {name}")
     return (
-        f"**In lower precisions**, without calibration, such a student was {' and '.join(told)} in [another "
-        f"run](docs/results.md#precision) ({workloads[0]} to {workloads[-1]})."
+        f"**In lower precisions**, without calibration, such a student was {' and '.join(told)} as in fp32 with the operators, in "
+        f"[another run](docs/results.md#precision) ({workloads[0]} to {workloads[-1]})."
     )
 
 
@@ -368,8 +368,8 @@ def reached(record: dict[str, Any]) -> str:
     shown = sum(_left(row)[0] >= GOAL for row in rows)
     below = sum(_left(row)[1] < GOAL for row in rows)
     return (
-        f"At least {GOAL:.2f} of the speedup is left for {shown} of {len(rows)} lines, and less for {below}; of the other "
-        f"{len(rows) - shown - below} the intervals hold {GOAL:.2f}, so this run does not show either."
+        f"{shown} of {len(rows)} lines are shown to keep at least {GOAL:.2f} of the speedup, and {below} to keep less. For the "
+        f"other {len(rows) - shown - below} the interval contains {GOAL:.2f}, so this run does not decide."
     )
 
 

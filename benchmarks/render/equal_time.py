@@ -151,7 +151,15 @@ def differences(folder: Path, dataset: str, size: str) -> str:
     if not found:
         raise KeyError(f"{dataset}, {size}: two arms of one time")
     adjusted = holm([one.p for _, one in found])
-    heads = ["students", "precision", "batch", "time of", "measured speedups", "accuracies, %", "difference, points"]
+    heads = [
+        "students",
+        "precision",
+        "batch",
+        "at the time of",
+        "measured speedups",
+        "accuracies, %",
+        "difference, points",
+    ]
     lines = [
         [*cells, *points(one), f"{p:.3f}", str(one.seeds)] for (cells, one), p in zip(found, adjusted, strict=True)
     ]
@@ -227,7 +235,7 @@ def rates(folder: Path) -> str:
         if arm != "layers" and (at, "layers") in right:
             apart = points(difference(right[at, arm], right[at, "layers"], known["groups"]))
         lines.append([ARMS[arm], f"{at} layers", *accuracies, f"{chosen[at, arm]:g}", *apart])
-    heads = ["students", "time of", *(f"{rate:g}" for rate in tried), "chosen", "minus fewer layers", "95%"]
+    heads = ["students", "at the time of", *(f"{rate:g}" for rate in tried), "chosen", "minus fewer layers", "95%"]
     told = (
         f"{_named(wanted[1])}{DATASETS[wanted[0]]}: accuracies on dev and on test by learning rate, seed 0, equal epochs. Dev chooses the "
         f"rate of each; differences, in points on test, are between students at their own. {ran(found[0])}."

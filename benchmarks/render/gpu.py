@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.render.tables import table
 
 EMULATED = "emulated.json"
-SUMS = {"lse": "the log-sum-exps before it", "received": "what tokens received"}
+SUMS = {"lse": "the log-sum-exps before it", "received": "received attention"}
 """Kinds of kernels by the beginning of a variant's name; the others compute attention."""
 
 
@@ -72,7 +72,7 @@ def render_emulated(record: dict[str, Any]) -> str:
     cells = {
         "binaries": f"{len(compiled) + len(variants)}: {len(variants)} variants, each as PTX and as machine code",
         "launches within what rounding allows": f"{right:,} of {launches:,}",
-        **{f"worst error of {of}, as a share of that": f"{share:.2f}" for of, share in worst.items()},
+        **{f"worst error of {of}, as a share of the allowed one": f"{share:.2f}" for of, share in worst.items()},
         "machine code that gives the very bits of its PTX": f"{same} of {len(compiled)} files",
         "one-instruction changes of PTX that were noticed": f"{mutants.total() - mutants['survived']} of {mutants.total()}",
     }

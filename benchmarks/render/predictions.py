@@ -39,7 +39,7 @@ def scored(folder: Path) -> str:
         if (site := SITE.get(dataset)) and site not in says and "attention" in says:
             says = f"{says} (cut at {site})"
         lines.append([prediction["id"], DATASETS[dataset], says, *cells])
-    return table(["", "texts", "predicted", "became", "differences in points", "size of the runs"], lines, texts=6)
+    return table(["", "texts", "predicted", "outcome", "differences in points", "size of the runs"], lines, texts=6)
 
 
 def _out_of_reach(folder: Path, prediction: Row) -> bool:

@@ -35,9 +35,9 @@ class ExportOptions(ReadOptions):
     update: bool = option(False, "add targets to an existing export of the same checkpoint")
 
     pruning: str | PathLike | None = option(None,
-        "which image tokens of a vision-language model leave: a method as published for LLaVA-1.5-7B (btp, fastv, pyramiddrop, divprune) "
-        "or Qwen2.5-VL-7B (btp-qwen), or a JSON file with its settings. Vision towers take divprune. The field pruning of "
-        "config.json counts where it has this method (default: that field, or none)", "checkpoint",
+        "which image tokens of a vision-language model are dropped: a method as published for LLaVA-1.5-7B (btp, fastv, pyramiddrop, "
+        "divprune) or Qwen2.5-VL-7B (btp-qwen), or a JSON file with its settings. Vision towers take divprune. If the field "
+        "pruning of config.json has this method, its settings count (default: that field, or none)", "checkpoint",
         metavar="NAME")
 
     precisions: str | Sequence[str] = option(("fp32",),
