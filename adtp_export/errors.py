@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 
 
@@ -97,6 +99,11 @@ def quoted(value: object) -> str:
         return ellipsize(repr(value[: MAX_SHOWN + 1] if isinstance(value, str) else value))
     except (ValueError, RecursionError):  # Python writes no integer of more than 4,300 digits
         return f"{type(value).__name__} too large to show"
+
+
+def typed(path: os.PathLike[str] | str) -> str:
+    """Return a path as it is typed in a shell, where a command takes it for no option."""
+    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

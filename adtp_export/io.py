@@ -41,13 +41,24 @@ def check_readable_name(directory: str | os.PathLike[str]) -> None:
         InputError: the bytes of one are not UTF-8.
     """
     for part in Path(directory).parts:
+        stored = os.fsencode(part)
         try:
-            part.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"{directory}: the name {quoted(part)} in this path is not UTF-8, and neither safetensors nor ONNX Runtime opens such "
-                "paths; rename it"
-            ) from error
+            if stored.decode() == part:
+                continue
+            then = "UTF-8, and this locale is not; type PYTHONUTF8=1 before the command"
+        except UnicodeDecodeError:
+            then = "not UTF-8, and neither safetensors nor ONNX Runtime opens such paths; rename it"
+        raise InputError(f"{directory}: the name {quoted(part)} in this path is {then}")
+
+
+def is_file(path: Path) -> bool:
+    """Say whether there is a regular file; raises PermissionError where that may not be known."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except PermissionError:
+        raise
+    except (OSError, ValueError):  # no path at all, for one
+        return False
 
 
 def check_regular(path: Path) -> None:
@@ -143,7 +154,8 @@ def read_json(path: Path) -> Any:
     try:
         text = read_document(path, JSON_BYTES)
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not readable JSON: {ellipsize(str(error))}") from error
+        kind = "cannot be read" if isinstance(error, OSError) else "is not readable JSON"
+        raise InputError(f"{path} {kind}: {ellipsize(str(error))}") from error
     return parse_json(text, path)
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import platform
+import shlex
 import shutil
 import signal
 import struct
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.records import sha256
-from ..errors import EngineBuildError, InputError, MissingDependencyError
+from ..errors import EngineBuildError, InputError, MissingDependencyError, quoted
 from ..io import telling_full_disk
 
 SYSTEM = f"{platform.system()} {platform.machine()}"
@@ -58,6 +59,16 @@ def build(
         InputError: `directory` cannot be written, or the disk is full.
     """
     check_cmake(environment)
+    for compiler in shlex.split(environment.get("CXX", ""))[:1]:
+        if shutil.which(compiler, path=environment.get("PATH")) is None:
+            raise MissingDependencyError(
+                f"CXX: got {quoted(compiler)}, which is no program here; give a C++17 compiler, or leave CXX out"
+            )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        raise _unwritable(directory, error) from error
     name, said = record
     with telling_full_disk(), tempfile.TemporaryDirectory() as scratch:
         if kernels is not None:
@@ -155,7 +166,9 @@ def _run(command: list[Any], environment: Mapping[str, str]) -> None:
         raise MissingDependencyError("adtp-plugin build needs a C++17 compiler: g++, clang++ or MSVC; install one")
     if shutil.disk_usage(tempfile.gettempdir()).free < LEAST_ROOM:  # compilers say it in many ways, or not at all
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    errors = [line for line in said.splitlines() if "error" in line.lower()]
+    errors = [
+        line for line in said.splitlines() if "error" in line.lower() and not line.lstrip().startswith("See also")
+    ]
     raise EngineBuildError("the C++ plugin does not compile:\n" + "\n".join(errors[:10] or said.splitlines()[-10:]))
 
 

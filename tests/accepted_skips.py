@@ -14,6 +14,7 @@ ACCEPTED = (
     r"needs an? (NVIDIA )?GPU",
     r"this machine has a (sm_\d+|GPU)",  # some tests are about machines without one
     r"this ONNX Runtime has the kernel",
+    r"needs root",
     r"classic TensorRT is not installed",  # some gigabytes, for a GPU
     r"needs .* of the material beside the repository, which is not here",
     r"the TensorRT headers are (missing|in the system's paths)",

@@ -17,6 +17,7 @@ from adtp_export.cli.console import GARBAGE
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: the kernels run on the CPU
 os.environ["ADTP_OPERATORS"] = "off"  # most tests are about the graph; fixtures of `cpu_operators` switch them on
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # of sessions that tests open themselves
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin slow the other workers
 os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")  # asking takes longer than making
 

@@ -70,6 +70,8 @@ def checked_file(directory: Path, manifest: Manifest, name: str, check_hashes: b
                 f"{path} is damaged: its SHA-256 begins with {digest[:16]}, and {MANIFEST_NAME} says "
                 f"{listed['sha256'][:16]}; {_ANEW}"
             )
+    except PermissionError as error:
+        raise InputError(f"{path} may not be read ({error.strerror}); ask its owner for the right to") from error
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); {_ANEW}") from error
     return path

@@ -10,12 +10,13 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from ..errors import InputError, quoted
+from ..errors import AdtpError, InputError, quoted
 from ..io import check_readable_name, exchange, flush, flush_alone, hold, is_full, umask
 from .checks import checked_file
 from .records import MANIFEST_NAME, Manifest
@@ -113,7 +114,8 @@ class OutputDirectory:
             recover(self.path, self.beside)
             clear_leftovers(self.path, self.beside)
             self.work, self._lock = self._make_work()
-            self.work.chmod(0o777 & ~umask())
+            there = self.path.stat().st_mode if self.path.exists() else 0o777 & ~umask()
+            self.work.chmod(stat.S_IMODE(there) | stat.S_IRWXU)  # a private result stays private
         return self
 
     def _make_work(self) -> tuple[Path, int | None]:
@@ -145,7 +147,7 @@ class OutputDirectory:
             for name in manifest.files.keys() - set(but):
                 place = self.work / name
                 place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(checked_file(self.path, manifest, name, check_hashes=False), place)
+                shutil.copy(checked_file(self.path, manifest, name, check_hashes=False), place)
                 checked_file(self.work, manifest, name)
 
     def publish(self) -> None:
@@ -155,6 +157,10 @@ class OutputDirectory:
             InputError: `path` may no longer be replaced, another run has replaced what was carried over, or the file system refuses.
         """
         with writing(self.path):
+            if self.path.exists() and (there := self.path.stat()).st_uid != self.work.stat().st_uid:
+                for place in (self.work, *self.work.rglob("*")):
+                    with contextlib.suppress(OSError):  # only root may
+                        os.chown(place, there.st_uid, there.st_gid)
             flush(self.work)
             self._check_place()  # again: somebody may have been here since
         old = self.work.with_name(_OLD.join(self.work.name.rsplit(_WORK, 1)))
@@ -248,15 +254,20 @@ def remove(place: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses while writing `path` into one clear message."""
+    """Turn what the file system refuses while writing `path`, also to a library, into one clear message."""
     try:
         yield
-    except OSError as error:
+    except AdtpError:
+        raise
+    except Exception as error:  # of libraries: many types
+        told = getattr(error, "strerror", None)
         if is_full(error):
             raise InputError(
-                f"{path}: the disk is full ({error.strerror or 'no room is left'}); free some space or give another place"
+                f"{path}: the disk is full ({told or 'no room is left'}); free some space or give another place"
             ) from error
-        raise InputError(f"{path} cannot be written ({error.strerror or error}); give another place") from error
+        if not isinstance(error, OSError):
+            raise
+        raise InputError(f"{path} cannot be written ({told or error}); give another place") from error
 
 
 def held_by(out: Path, place: Path) -> Path | None:

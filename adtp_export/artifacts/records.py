@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -13,7 +12,8 @@ from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
-from ..errors import InputError, quoted
+from ..errors import InputError, quoted, typed
+from ..io import is_file
 
 _Kind = TypeVar("_Kind")
 
@@ -323,12 +323,12 @@ class Manifest:
             InputError: `directory` is not an output directory of adtp-export, or of a schema this version cannot read.
         """
         path = directory / MANIFEST_NAME
-        if not os.path.isfile(path):
-            raise InputError(
-                f"{directory} is not an exported directory: it has no {MANIFEST_NAME}. "
-                f"Make one with: adtp-export MODEL_DIR --out {directory}"
-            )
         try:
+            if not is_file(path):
+                raise InputError(
+                    f"{directory} is not an exported directory: it has no {MANIFEST_NAME}. "
+                    f"Make one with: adtp-export MODEL_DIR --out {typed(directory)}"
+                )
             data = convert(json.loads(path.read_text(encoding="utf-8")), dict[str, Any])
             if data.get("schema") != SCHEMA:
                 raise InputError(
@@ -351,6 +351,8 @@ class Manifest:
                 notes=tuple(stored["notes"]),
                 files=stored["files"],
             )
+        except PermissionError as error:
+            raise InputError(f"{path} may not be read ({error.strerror}); ask its owner for the right to") from error
         except (ValueError, OSError, RecursionError) as error:
             if isinstance(error, InputError):
                 raise

@@ -36,8 +36,7 @@ def make_parser() -> Parser:
 
 
 def main() -> None:
-    as_json, options = read(make_parser())
-    run_command("adtp-bench", lambda: command(as_json, options))
+    run_command("adtp-bench", lambda: command(*read(make_parser())))
 
 
 def command(as_json: bool, options: Mapping[str, Any]) -> int:
@@ -89,9 +88,13 @@ def show(document: Mapping[str, Any]) -> None:
     screen.print(table)
     for line in left_out_lines(document):
         screen.print(escape(printable(line)))
-    screen.print(
+    against = (
         f"speedup, FLOPs ratio and realized fraction are against {same}; --json has the other baselines. "
-        f"ONNX Runtime {_onnxruntime(document['versions'])}, {device['model']}, {device['cores']} cores, "
+        if same
+        else ""
+    )
+    screen.print(
+        f"{against}ONNX Runtime {_onnxruntime(document['versions'])}, {device['model']}, {device['cores']} cores, "
         f"threads: {device['threads']}."
     )
     _show_profiles(document["profiles"], document["peaks"])
@@ -114,16 +117,18 @@ def left_out_lines(document: Mapping[str, Any]) -> list[str]:
     return [*lines, "a larger --budget, or 0, times what is missing, too"] if lines else []
 
 
-def nearest_baseline(names: Sequence[str]) -> str:
+def nearest_baseline(names: Sequence[str]) -> str | None:
     """Return what a student is compared with first, of its baselines in the order of `bench`: dense BERT of its own depth, packed.
 
-    A student without sites is that itself, so then it is the padded form.
+    A student without sites is that itself, so then it is the padded form. None: there was time for neither.
     """
-    packed = [name for name in names if name.startswith("packed-dense-")]
-    return packed[-1] if packed else [name for name in names if name.startswith("padded-dense-")][-1]
+    for kind in ("packed-dense-", "padded-dense-"):
+        if found := [name for name in names if name.startswith(kind)]:
+            return found[-1]
+    return None
 
 
-def _figures(row: Mapping[str, Any], baseline: str) -> list[str]:
+def _figures(row: Mapping[str, Any], baseline: str | None) -> list[str]:
     versus = row["vs"].get(baseline)
     ratios = [f"{versus[name]:.2f}" if versus else "" for name in ("speedup", "flops_ratio", "realized_fraction")]
     return [*(f"{row[name]:.2f}" for name in ("p50_ms", "p90_ms", "p99_ms")), f"{row['flops'] / 1e9:.2f}", *ratios]

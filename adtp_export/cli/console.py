@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ..errors import AdtpError, InputError, needs_extras, printable, printable_json
-from ..io import written_whole
+from ..io import is_full, written_whole
 from ..pipeline.progress import Progress, Steps
 
 if TYPE_CHECKING:
@@ -252,6 +252,8 @@ def run_command(name: str, command: Callable[[], int]) -> NoReturn:
         raise SystemExit(128 + signum)  # unwinds, so that half-written output is removed
 
     signal.signal(signal.SIGTERM, terminated)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup asks for
+        signal.signal(signal.SIGHUP, terminated)
     if name != TIMES_OTHERS:
         # PyTorch's threads spin while they wait for one another. Where other processes want the cores, that takes 40 times as long.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
@@ -259,7 +261,7 @@ def run_command(name: str, command: Callable[[], int]) -> NoReturn:
     try:
         _open_streams()
         with needs_extras(name):
-            code = command()
+            code = _code_of(command)
         sys.stdout.flush()
     except AdtpError as error:
         print(printable(f"{name}: error: {error}"), file=sys.stderr)
@@ -270,11 +272,8 @@ def run_command(name: str, command: Callable[[], int]) -> NoReturn:
     except _ReaderGone:
         code = 128 + signal.SIGPIPE
     except Exception as error:
-        if isinstance(error, FileNotFoundError) and NO_SCRATCH in str(error):  # as tempfile says it
-            print(
-                f"{name}: error: no directory takes temporary files; type TMPDIR=DIR before the command",
-                file=sys.stderr,
-            )
+        if (told := _of_the_machine(error)) is not None:
+            print(printable(f"{name}: error: {told}"), file=sys.stderr)
             code = InputError.exit_code
         else:
             print(printable(traceback.format_exc()), file=sys.stderr, end="")
@@ -287,6 +286,35 @@ def run_command(name: str, command: Callable[[], int]) -> NoReturn:
             sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # all is written and closed; taking the frameworks down in order costs another second
+
+
+def _code_of(command: Callable[[], int]) -> int:
+    """Run a command; return its exit code, also where its parser ends it."""
+    try:
+        return command()
+    except SystemExit as error:
+        if isinstance(error.code, int) and error.code < 128:  # no signal
+            return error.code
+        raise
+
+
+def _of_the_machine(error: Exception) -> str | None:
+    """Say what a command could not have on this machine, wherever it asked for it; None where an error is something else."""
+    if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+        return "there is not enough memory; end other programs, or take a smaller --batch-size"
+    if is_full(error):
+        return f"a disk is full ({error}); free some space"
+    if isinstance(error, PermissionError):
+        return f"{error.filename or 'something'} may not be used ({error.strerror or error}); ask its owner for the right to"
+    if not isinstance(error, FileNotFoundError):
+        return None
+    if NO_SCRATCH in str(error):  # as tempfile says it
+        return "no directory takes temporary files; type TMPDIR=DIR before the command"
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "the current directory has been removed; type cd . or go to another one"
+    return None
 
 
 def _remove_unused_cache() -> None:

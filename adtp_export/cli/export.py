@@ -27,8 +27,7 @@ def make_parser() -> Parser:
 
 
 def main() -> None:
-    as_json, options = read(make_parser())
-    run_command("adtp-export", lambda: command(as_json, options))
+    run_command("adtp-export", lambda: command(*read(make_parser())))
 
 
 def command(as_json: bool, options: Mapping[str, Any]) -> int:

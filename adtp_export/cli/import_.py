@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..errors import typed
 from ..pipeline.convert import ImportOptions, import_checkpoint
 from .console import Console, make_table, print_json, print_path, run_command
 from .parsing import Parser, parser_of, read
@@ -27,8 +28,7 @@ def make_parser() -> Parser:
 
 
 def main() -> None:
-    as_json, options = read(make_parser())
-    run_command("adtp-import", lambda: command(as_json, options))
+    run_command("adtp-import", lambda: command(*read(make_parser())))
 
 
 def command(as_json: bool, options: Mapping[str, Any]) -> int:
@@ -49,7 +49,7 @@ def _summarize(record: dict[str, Any], console: Console) -> None:
     console.print(f"{record['backbone']} with the head {record['head']}: {sites}")
     for note in record["notes"]:
         console.note(note)
-    console.print(f"Wrote {record['out']}; next: adtp-export {record['out']}")
+    console.print(f"Wrote {record['out']}; next: adtp-export {typed(record['out'])}")
 
 
 def _table(record: Mapping[str, Any]) -> Table:

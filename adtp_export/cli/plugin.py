@@ -70,8 +70,7 @@ def make_parser() -> Parser:
 
 
 def main() -> None:
-    options = make_parser().parse_args()
-    run_command("adtp-plugin", lambda: command(options))
+    run_command("adtp-plugin", lambda: command(make_parser().parse_args()))
 
 
 def command(options: argparse.Namespace) -> int:

@@ -186,8 +186,7 @@ def _add_explanation(parser: Parser) -> None:
 
 
 def main() -> None:
-    options = make_parser().parse_args()
-    run_command("adtp-run", lambda: command(options))
+    run_command("adtp-run", lambda: command(make_parser().parse_args()))
 
 
 def command(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import needs_extras
+from ..errors import needs_extras, typed
 from ..pipeline.train.options import RunOptions
 from ..pipeline.train.train import train
 from ..training.settings import TrainOptions
@@ -28,8 +28,7 @@ def make_parser() -> Parser:
 
 
 def main() -> None:
-    as_json, options = read(make_parser())
-    run_command("adtp-train", lambda: command(as_json, options))
+    run_command("adtp-train", lambda: command(*read(make_parser())))
 
 
 @needs_extras("adtp-train", "train")
@@ -69,7 +68,7 @@ def _summarize(record: dict[str, Any], out: Path, console: Console) -> None:
     for name, ranks in student["saliency"].items():
         table.add_row(f"saliency against attribution ({name}), Spearman", "", _told(ranks["spearman"], 3))
     table_console().print(table)
-    console.print(f"Wrote {out}; next: adtp-export {out}")
+    console.print(f"Wrote {out}; next: adtp-export {typed(out)}")
 
 
 def _judged_on(record: dict[str, Any]) -> str:

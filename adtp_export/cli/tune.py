@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import needs_extras, printable
+from ..errors import needs_extras, printable, typed
 from ..pipeline.tune.options import TuneOptions
 from ..pipeline.tune.tune import tune
 from ..report.tuned import COLUMNS, cells
@@ -29,8 +29,7 @@ def make_parser() -> Parser:
 
 
 def main() -> None:
-    as_json, options = read(make_parser())
-    run_command("adtp-tune", lambda: command(as_json, options))
+    run_command("adtp-tune", lambda: command(*read(make_parser())))
 
 
 @needs_extras("adtp-tune", "train")
@@ -89,7 +88,7 @@ def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
         _print_others(record, console)
     if record["published"]:
         console.print(f"Wrote {out}/export. What was tried: {out}/tune.html")
-        console.print(f"next: adtp-run {out}/export --target {best['target']}")
+        console.print(f"next: adtp-run {typed(Path(out, 'export'))} --target {best['target']}")
     else:
         earlier = f" An earlier choice stays in {out}/export." if Path(out, "export").exists() else ""
         tried = f" What was tried: {out}/tune.html" if record["candidates"] else ""

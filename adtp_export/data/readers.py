@@ -92,6 +92,8 @@ def opened(path: Path, accepted: str) -> Iterator[IO[str]]:
             f"{path}: cannot be read as a table ({ellipsize(str(error))}); a field that begins with a quote ends with one, and quotes in "
             "it are doubled"
         ) from error
+    except PermissionError as error:
+        raise InputError(f"{path}: may not be read ({error.strerror}); ask its owner for the right to") from error
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read as UTF-8 text ({ellipsize(str(error))})") from error
 

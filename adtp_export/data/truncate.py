@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -75,7 +76,9 @@ def check_unicode(text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InputError(f"text: got {text[:40]!r}, which is not valid Unicode ({error.reason})") from error
+        other = sys.getfilesystemencoding() != "utf-8"
+        then = "; this locale is not UTF-8: type PYTHONUTF8=1 before the command" if other else ""
+        raise InputError(f"text: got {text[:40]!r}, which is not valid Unicode ({error.reason}){then}") from error
 
 
 def portions(texts: Iterable[Any], most: int = MAX_CHARACTERS, most_texts: int | None = None) -> Iterator[list[Any]]:
@@ -248,7 +251,7 @@ def prepared(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def unset(tokenizer: Tokenizer) -> None:
-    """Have a tokenizer neither pad nor cut: its own truncation builds all combinations of what it cuts off two sides.
+    """Have a tokenizer neither pad nor cut nor draw: its own truncation builds all combinations of what it cuts off two sides.
 
     Setting takes a lock that reading texts holds, and a process that is forked meanwhile waits for ever; so it is set only once.
     """
@@ -256,6 +259,13 @@ def unset(tokenizer: Tokenizer) -> None:
         tokenizer.no_padding()
     if tokenizer.truncation is not None:
         tokenizer.no_truncation()
+    draw_nothing(tokenizer)
+
+
+def draw_nothing(tokenizer: Tokenizer) -> None:
+    """Have a tokenizer make the same tokens of a text each time: a dropout is for training."""
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None
 
 
 def check_growth(tokenizer: Tokenizer) -> None:

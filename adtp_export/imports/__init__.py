@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ..contract import HEAD_EMBEDDING, HEAD_SPANS
-from ..errors import InputError
+from ..errors import InputError, quoted
 from ..model.checkpoint import Checkpoint, load_checkpoint, read_config
-from ..model.tokenizer_settings import ignored_settings
+from ..model.tokenizer_settings import TOKENIZER_SETTINGS, ignored_settings, settings_of
 from ..options import ReadOptions
 from . import bge_m3, colbert, sentence_transformers
 
@@ -81,7 +81,23 @@ def _dense(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> 
     checkpoint, longest = _own(directory, config, options)
     home = checkpoint.tokenizer_home or directory
     told = ignored_settings(home, checkpoint.tokenizer, checkpoint.student.dense.config, longest)
-    return replace(checkpoint, notes=(*checkpoint.notes, *told))
+    if checkpoint.student.config.head == HEAD_SPANS and settings_of(home).get("padding_side") == "left":
+        told = (
+            *told,
+            f"{home.name}/{TOKENIZER_SETTINGS}: padding_side is ignored: questions are read before their contexts",
+        )
+    return replace(checkpoint, notes=(*checkpoint.notes, *told, *_contradicting(config, directory)))
+
+
+def _contradicting(config: Mapping[str, Any], directory: Path) -> Iterator[str]:
+    """Say where `label2id` has other numbers than `id2label`: a pipeline of transformers may take it for one label."""
+    names, back = config.get("id2label") or {}, config.get("label2id") or {}
+    wrong = next((name for i, name in names.items() if str(back.get(name, i)) != i), None)
+    if wrong is not None:
+        yield (
+            f"{directory.name}/config.json: label2id gives {quoted(wrong)} another number than id2label, which is followed here; "
+            "correct one of them"
+        )
 
 
 def _own(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> tuple[Checkpoint, int | None]:

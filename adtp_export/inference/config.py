@@ -58,8 +58,11 @@ class Config:
 
     @property
     def kind(self) -> str:
-        """The kind of problem; where the field is missing, transformers' default."""
-        return self.problem_type or ("regression" if len(self.id2label) == 1 else "single_label_classification")
+        """The kind of problem; where the field is missing, what transformers' pipeline takes it for. A reranker whose scores are its logits
+        gives them."""
+        if self.problem_type or len(self.id2label) > 1:
+            return self.problem_type or "single_label_classification"
+        return "regression" if self.activation == "Identity" else "multi_label_classification"
 
     @property
     def pad_id(self) -> int:

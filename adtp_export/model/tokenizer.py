@@ -13,9 +13,10 @@ from typing import Any
 import transformers
 from tokenizers import AddedToken, BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
 from tokenizers.processors import RobertaProcessing
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from ..data.tokenize import reading_texts, taken, tokenized
-from ..data.truncate import prepared
+from ..data.truncate import draw_nothing, prepared
 from ..errors import InputError, MissingDependencyError, ellipsize, quoted
 from ..io import check_regular
 from .registry import backbone, fields
@@ -124,6 +125,10 @@ _OWN_FILES = {"vocab.txt": WORD_PIECE, "merges.txt": {"Roberta", "Bart", "Longfo
 """Files of a tokenizer, and the kinds that are made of them here, as transformers calls their classes."""
 
 
+_OF_ANY_KIND = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""transformers' class that takes what the files say, by its two names."""
+
+
 def _check_kind(directory: Path, found: str, config: Any) -> None:
     """Raises InputError where the file that was found is of a kind of tokenizer that this would read otherwise than transformers."""
     settings = settings_of(directory)
@@ -132,13 +137,11 @@ def _check_kind(directory: Path, found: str, config: Any) -> None:
         raise InputError("it has code of its own, which is not run; save it as tokenizer.json, and leave auto_map out")
     if (kinds := _OWN_FILES.get(found)) is None:
         return
-    named = class_named(settings, config)
-    other = config.model_type == "mpnet" or (
-        named and kind_of(named) not in kinds and named != "PreTrainedTokenizerFast"
-    )
-    if other:
+    named = class_named(settings, config) or TOKENIZER_MAPPING_NAMES.get(config.model_type)
+    own_way = config.model_type == "mpnet" or (named and kind_of(named) not in kinds and named not in _OF_ANY_KIND)
+    if own_way:
         raise InputError(
-            f"{found} is of {named or 'MPNetTokenizer'}; made of it here are those of {', '.join(sorted(kinds))}. Save a tokenizer.json, "
+            f"{found} is of {named}; made of it here are those of {', '.join(sorted(kinds))}. Save a tokenizer.json, "
             "as AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) does"
         )
 
@@ -198,6 +201,7 @@ def complete(file: Path, directory: Path, config: Any) -> None:
     with _loading(directory):
         tokenizer = Tokenizer.from_buffer(file.read_bytes())
         own = tokenizer.to_str()
+        draw_nothing(tokenizer)
         tokenizer = follow(_with_added(tokenizer, directory), settings_of(directory), config)
         if tokenizer.to_str() != own:
             tokenizer.save(str(file))
@@ -235,6 +239,13 @@ def _try(tokenizer: Tokenizer, directory: Path, config: Any, templated: bool) ->
         raise InputError(
             f"{directory}: the tokenizer gives no token for {quoted(WORDS if empty is None else empty)}; accepted is one that adds a "
             "first token, such as [CLS], to every text and has words, or a token for unknown ones"
+        )
+    counting = getattr(backbone(config.model_type), "first_position", None)
+    pad = config.pad_token_id
+    if counting is not None and counting(config) and any(pad in row.input_ids for row in rows):
+        raise InputError(
+            f"{directory}: the tokenizer puts {quoted(tokenizer.id_to_token(pad))} into texts, which pad_token_id, {pad}, says is padding; "
+            f"models of the type {config.model_type} count no positions there, so answers would differ. Correct pad_token_id in config.json"
         )
     types = fields(config)["type_vocab_size"]
     limits = {"ids": config.vocab_size, **({"token types": types} if types > 1 else {})}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,9 +13,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
 
 from ..contract import INPUTS, TOKEN_TYPE_IDS
-from ..data.truncate import parts
+from ..data.truncate import parts, unset
 from ..io import read_json
 
 TOKENIZER = "tokenizer.json"
@@ -137,31 +139,81 @@ def ignored_settings(home: Path, tokenizer: Tokenizer, config: Any, longest: int
             or of a window of it; None where it is the setting's own.
     """
     settings, told = settings_of(home), []
-    if settings.get("truncation_side", "right") != "right":
+    stored = json.loads(path.read_bytes()) if (path := home / TOKENIZER).is_file() else {}
+    cut = settings.get("truncation_side") or (stored.get("truncation") or {}).get("direction") or "right"
+    if str(cut).lower() != "right":
         told.append("truncation_side is ignored: long texts are cut at the end")
     limit = settings.get("model_max_length")
     if longest is not None and isinstance(limit, int) and 0 < limit < longest:
         told.append(f"model_max_length, {limit}, is ignored: texts are read up to {longest} tokens")
     if settings.get("split_special_tokens"):
         told.append("split_special_tokens is ignored: special tokens that are typed in a text are read as such")
-    named = class_named(settings, config)
+    named, normal = class_named(settings, config), []
     if kind_of(named) in WORD_PIECE if named else config.model_type in _WORD_PIECE_MODELS:
-        told += _otherwise_normalized(settings, parts(tokenizer.normalizer))
+        normal = list(_otherwise_normalized(settings, parts(tokenizer.normalizer)))
+        told += normal
     typed = getattr(config, "type_vocab_size", 0) > 1 and not settings.get("model_input_names")
-    if typed and TOKEN_TYPE_IDS not in _inputs(settings, config) and _has_types(home):
+    if typed and TOKEN_TYPE_IDS not in _inputs(settings, config) and _has_types(stored.get("post_processor")):
         told.append(
             f"model_input_names is missing: every token of a pair has the type 0, as in transformers {transformers.__version__}; "
             f"list token_type_ids there if the model was trained with the types of {TOKENIZER}, as before transformers 5"
         )
-    return tuple(f"{home.name}/{TOKENIZER_SETTINGS}: {each}" for each in told)
+    otherwise = () if normal else _read_otherwise(home, tokenizer)
+    return (*(f"{home.name}/{TOKENIZER_SETTINGS}: {each}" for each in told), *otherwise)
 
 
-def _has_types(home: Path) -> bool:
-    """Say whether `tokenizer.json` has other types of tokens than 0."""
-    path = home / TOKENIZER
-    processor = Tokenizer.from_buffer(path.read_bytes()).post_processor if path.is_file() else None
-    state: dict[str, Any] = json.loads(processor.__getstate__()) if processor is not None else {}
-    return bool(state) and _untyped(state) != state
+def _has_types(state: dict[str, Any] | None) -> bool:
+    """Say whether a post-processor, as `tokenizer.json` has it, gives other types of tokens than 0."""
+    return state is not None and _untyped(state) != state
+
+
+_OURS = ("adtp_bert", "pruned_encoder")
+"""`model_type` of formats 1 and 2."""
+_HARD = (
+    "The FOOD was good",
+    "na\u00efve caf\u00e9",
+    "food, (good) don't!",
+    "  two  spaces ",
+    "a line\r\nand\ta tab",
+    "1234567 and 89.5",
+    "a\u00a0space",
+    "\u5317\u4eac is big",
+    "wait\u2026 \u2460 \ufb01ne\u2122",
+    "\uff26\uff35\uff2c\uff2c width",
+    "a zero\u200bwidth",
+)
+"""Texts that tokenizers normalize and split differently: case, accents, punctuation, spaces, digits, compatibility forms."""
+
+
+def _read_otherwise(home: Path, tokenizer: Tokenizer) -> Iterator[str]:
+    """Say of which text the transformers that is installed makes other tokens: since version 5 many of its classes take little more than
+    the vocabulary from `tokenizer.json`, and have a normalizer and a template of their own. Students of ours are read here alone.
+
+    Args:
+        home: directory of the tokenizer. tokenizer: as it is read here.
+    """
+    if settings_of(home, "config.json").get("model_type") in _OURS:
+        return
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    theirs = None
+    try:
+        with contextlib.suppress(Exception):  # what transformers cannot load is read here alone
+            theirs = transformers.AutoTokenizer.from_pretrained(home, local_files_only=True, trust_remote_code=False)
+    finally:
+        transformers_logging.set_verbosity(level)
+    if not isinstance(theirs, transformers.PreTrainedTokenizerFast):
+        return
+    unset(backend := theirs.backend_tokenizer)
+    for what in ("ids", "offsets"):
+        for text in _HARD:
+            if getattr(tokenizer.encode(text), what) != getattr(backend.encode(text), what):
+                yield (
+                    f"{home.name}/{TOKENIZER}: of {text!a}, {type(theirs).__name__} of transformers {transformers.__version__} makes "
+                    f"tokens with other {what}, because it does not follow the whole file, as is done here. If the model was trained "
+                    "with that class, save AutoTokenizer.from_pretrained(DIR) into DIR"
+                )
+                return
 
 
 def _otherwise_normalized(settings: Mapping[str, Any], normalizers: list[Mapping[str, Any]]) -> Iterator[str]:

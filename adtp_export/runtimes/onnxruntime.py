@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import io
 import json
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +38,17 @@ def installed() -> str | None:
     return "unknown"
 
 
+def _onnxruntime() -> Any:
+    """Import ONNX Runtime without its telemetry, unless the environment says otherwise.
+
+    From version 1.29 on it reports use to Microsoft, and keeps a database in the user's home.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime
+
+    return onnxruntime
+
+
 def extensions_library() -> str:
     """Return the library of onnxruntime-extensions; raises MissingDependencyError where it is not installed."""
     with needs_extras("--with-tokenizer, where it is verified,"):
@@ -49,9 +61,7 @@ def cuda_runs_here() -> bool:
     """Say whether the CUDA provider can be tried on this machine."""
     if installed() is None or local_gpu() is None:
         return False
-    import onnxruntime
-
-    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    return "CUDAExecutionProvider" in _onnxruntime().get_available_providers()
 
 
 def operators_obstacle() -> str | None:
@@ -68,10 +78,8 @@ def operators_obstacle() -> str | None:
 @functools.cache
 def _refusal(library: Path, changed: int) -> str | None:
     """Say why ONNX Runtime cannot load a library of operators that was changed at that time."""
-    import onnxruntime
-
     try:
-        onnxruntime.SessionOptions().register_custom_ops_library(str(library))
+        _onnxruntime().SessionOptions().register_custom_ops_library(str(library))
     except Exception as error:  # its exceptions share no public base
         return f"ONNX Runtime {installed()} cannot load {library.name} ({ellipsize(str(error))}); type: adtp-plugin build --cpu"
     return None
@@ -79,6 +87,7 @@ def _refusal(library: Path, changed: int) -> str | None:
 
 def fuse_transformer(source: Path, path: Path, heads: int, hidden: int) -> None:
     """Write a dense BERT with ONNX Runtime's own transformer fusions, as optimum's optimizer does."""
+    _onnxruntime()
     from onnxruntime.transformers import optimizer
 
     with contextlib.redirect_stdout(io.StringIO()):
@@ -102,8 +111,7 @@ def profile(path: Path, batch: Batch, runs: int, threads: int = 0) -> tuple[list
 
     Both are medians over runs, so that one that was interrupted tells nothing of the node that it was at.
     """
-    import onnxruntime
-
+    onnxruntime = _onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads_to_ask_for(threads), 3
     options.enable_profiling = True
@@ -156,8 +164,7 @@ def cuda_provider(exact: bool) -> tuple[str, dict[str, str]]:
         exact: compute products in true fp32, and sums of fused norms too: ONNX Runtime before 1.27 sums them in fp16. From 1.28 on it
             always sums in fp32, and ignores that setting.
     """
-    import onnxruntime
-
+    onnxruntime = _onnxruntime()
     if hasattr(onnxruntime, "preload_dlls"):
         with contextlib.redirect_stdout(io.StringIO()):  # it reports there
             onnxruntime.preload_dlls()
@@ -195,8 +202,7 @@ class OnnxRuntimeEngine:
     ) -> None:
         if installed() is None:
             raise MissingDependencyError("ONNX Runtime is not installed; type: pip install 'adtp-export[cpu]'")
-        import onnxruntime
-
+        onnxruntime = _onnxruntime()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads_to_ask_for(threads)
         options.log_severity_level = 3

@@ -61,6 +61,29 @@ def test_an_exported_student(tmp_path, packed_export):
     assert file_entry(exported / "report.html") == Manifest.read(exported).files["report.html"]
 
 
+def test_a_table_without_a_baseline_that_there_was_time_for(capsys):
+    row = {
+        "workload": "8x128",
+        "contender": "student",
+        "vs": {},
+        "flops": 1e9,
+        "p50_ms": 2.0,
+        "p90_ms": 2.5,
+        "p99_ms": 3.0,
+    }
+    left_out = [{"workload": "8x128", "contender": "packed-dense-2", "seconds": 90.0}]
+    document = {
+        "subject": "student", "retention": "0.5", "results": [row], "left_out": left_out, "profiles": [], "sweeps": [],
+        "versions": {"onnxruntime": "1.0"}, "device": {"model": "a CPU", "cores": 2, "threads": 2},
+        "peaks": {"gflops": 100.0, "gigabytes_per_s": 10.0, "runtime": "onnxruntime"},
+    }  # fmt: skip
+    command.show(document)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no time for packed-dense-2 (takes 90.0 s)" in said
+    assert "2.50" in said
+    assert "are against" not in said
+
+
 @pytest.mark.slow
 def test_a_plain_encoder_is_compared_with_padded_forms(tmp_path, plain_bert, monkeypatch, capsys):
     """It is the packed form of its depth itself, and has no retention to vary."""

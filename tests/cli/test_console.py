@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ from adtp_export.artifacts.manifest import read_manifest
 from adtp_export.artifacts.records import Manifest, Note
 from adtp_export.cli.console import counting_rows, make_table, print_json, table_console
 from adtp_export.cli.parsing import Parser
-from adtp_export.errors import MAX_SHOWN, InputError, printable, quoted
+from adtp_export.errors import MAX_SHOWN, InputError, printable, quoted, typed
 from adtp_export.model.weights import weight_files
 from adtp_export.pipeline.tune.directory import claimed
 from adtp_export.pipeline.tune.options import TuneOptions
@@ -192,6 +193,14 @@ def test_directories_whose_names_are_no_text_are_named(tmp_path, opened):
     assert not list(place.iterdir())
 
 
+@pytest.mark.parametrize("opened", [read_manifest, lambda place: load_config(str(place))], ids=["manifest", "teacher"])
+def test_a_locale_in_which_a_name_has_other_letters_is_told(tmp_path, opened):
+    """Python reads the bytes of a name by the locale: in that of C, letters beyond ASCII have no character."""
+    place = tmp_path / "".join(chr(0xDC00 + byte) for byte in "\u00f6".encode())
+    with pytest.raises(InputError, match="is UTF-8, and this locale is not; type PYTHONUTF8=1 before the command$"):
+        opened(place)
+
+
 @pytest.mark.parametrize("columns", ["20", "60", "80", "200"])
 def test_tables_are_whole_however_narrow_a_terminal_is(monkeypatch, columns):
     monkeypatch.setattr(sys, "stdout", Terminal())
@@ -226,6 +235,68 @@ def test_values_are_cut():
     assert quoted("x" * 10**6) == "'" + "x" * (MAX_SHOWN - 1) + "..."
     assert len(quoted([["y" * 10**5]])) == MAX_SHOWN + 3
     assert quoted(10**5000) == "int too large to show"
+
+
+def ended(body):
+    """Run a command whose body is given; return its exit code, and what it wrote to stdout and to stderr."""
+    code = f"from adtp_export.cli.console import run_command\n{body}\nrun_command('adtp-run', command)"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    return process.returncode, process.stdout, process.stderr
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        ("MemoryError()", "there is not enough memory; end other programs, or take a smaller --batch-size"),
+        ("ImportError('Exception caught: std::bad_alloc')", "there is not enough memory"),
+        ("PermissionError(13, 'Permission denied', 'model/x')", "model/x may not be used (Permission denied)"),
+        (
+            "RuntimeError('No space left on device (os error 28)')",
+            "a disk is full (No space left on device (os error 28))",
+        ),
+    ],
+)
+def test_what_a_machine_does_not_have_is_no_bug(raised, said):
+    code, _, error = ended(f"def command():\n    raise {raised}")
+    assert code == 2
+    assert error.startswith(f"adtp-run: error: {said}")
+    assert "bug" not in error
+
+
+def test_a_directory_that_was_removed_is_named(tmp_path):
+    code, _, error = ended(
+        f"import os\nfrom pathlib import Path\nos.chdir({str(tmp_path)!r}); os.rmdir({str(tmp_path)!r})\n"
+        "def command():\n    Path('x').absolute()"
+    )
+    assert code == 2
+    assert "the current directory has been removed" in error
+
+
+@pytest.mark.parametrize(("found", "code"), [("SIG_DFL", 128 + signal.SIGHUP), ("SIG_IGN", 0)], ids=["alone", "nohup"])
+def test_a_terminal_that_is_closed_ends_a_command_as_signals_do(tmp_path, found, code):
+    body = (
+        f"import os, signal, tempfile\nsignal.signal(signal.SIGHUP, signal.{found})\ndef command():\n"
+        f"    with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):\n        os.kill(os.getpid(), signal.SIGHUP)\n    return 0"
+    )
+    assert ended(body)[0] == code
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_parser_says_goes_where_the_rest_goes():
+    body = "import sys\n{}\nfrom adtp_export.cli.run import make_parser\ndef command():\n    make_parser().parse_args([{!r}])"
+    code, out, error = ended(body.format("", "--version"))
+    assert (code, error) == (0, "")
+    assert out.startswith("adtp-run ")
+    code, _, error = ended(body.format(FULL.format(1), "--version"))
+    assert code == 2
+    assert "stdout cannot be written" in error
+    assert ended(body.format("sys.stderr = None", "--nosuch"))[:2] == (2, "")
+
+
+@pytest.mark.parametrize("path", ["two words/\u00e9", "-x", "plain"])
+def test_paths_are_shown_as_they_are_typed(path):
+    echoed = subprocess.check_output(["sh", "-c", f"printf %s {typed(path)}"], text=True)
+    assert echoed == (f"./{path}" if path.startswith("-") else path)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,17 @@ def test_entities_are_those_of_transformers(tag, tagger, aggregation):
         assert [e.score for e in text.entities] == pytest.approx([float(e["score"]) for e in expected], abs=1e-5)
 
 
+def test_one_output_without_a_kind_is_what_transformers_makes_of_it(rerank, reranker):
+    own = pipeline("text-classification", str(reranker[0]), device="cpu")
+    pairs = [("which film", text) for text in TEXTS]
+    expected = [own({"text": query, "text_pair": text}) for query, text in pairs]
+    found = rerank(pairs)
+    assert [answer.label for answer in found] == [each["label"] for each in expected]
+    assert [answer.score for answer in found] == pytest.approx([each["score"] for each in expected], abs=1e-5)
+    ranked = {each.index: each.score for each in rerank.rank("which film", TEXTS)}
+    assert [ranked[i] for i in range(len(TEXTS))] == pytest.approx([answer.score for answer in found], abs=1e-5)
+
+
 def test_entities_point_into_their_text(tag):
     (text,) = tag(TEXTS[2])
     assert text.entities == tag(TEXTS, aggregation="simple")[2].entities  # labels are B-X and I-X

@@ -74,3 +74,21 @@ def test_openvino_is_loaded_without_a_fork(exported):
     )
     said = subprocess.run([sys.executable, "-c", script, exported], capture_output=True, text=True)
     assert said.stdout.split() == ["openvino-cpu-fp32"], said.stderr
+
+
+@pytest.mark.parametrize("asked", [None, "true"])
+def test_onnx_runtime_reports_nothing_unless_it_is_asked_to(exported, tmp_path, asked):
+    """It would send what it runs to Microsoft, and keep a database of it in the user's home."""
+    script = (
+        "import os, sys, adtp_export; adtp_export.load(sys.argv[1], 'onnxruntime-cpu-fp32')('a film')\n"
+        "print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    )
+    hints = ("ORT_DISABLE_TELEMETRY", "CI", "GITHUB_ACTIONS", "XDG_CACHE_HOME")  # nor does it report from CI
+    environment = {name: value for name, value in os.environ.items() if name not in hints} | {"HOME": str(tmp_path)}
+    if asked is not None:
+        environment["ORT_DISABLE_TELEMETRY"] = asked
+    said = subprocess.run(
+        [sys.executable, "-c", script, exported], env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert said.stdout.split() == [asked or "1"], said.stderr
+    assert not list(tmp_path.rglob("*"))

@@ -10,7 +10,6 @@ from templated_models import write_reranker
 import adtp_export
 from adtp_export.cli.run import command, make_parser
 from adtp_export.errors import InputError
-from adtp_export.inference.answers.sequence import ranking
 
 DOCUMENTS = ["a ghost story at sea", "", "cold soup " * 60, "\u00dcn\u00ef \u6f22\u5b57"]
 
@@ -24,11 +23,11 @@ def ranker(tmp_path_factory):
     return export_unverified(folder / "model", folder / "out")
 
 
-def test_scores_are_the_logistic_function_of_what_a_call_gives(ranker):
+def test_scores_are_what_a_call_gives(ranker):
     load = adtp_export.load(ranker)
     found = load.rank("which film", DOCUMENTS)
     answers = load([("which film", text) for text in DOCUMENTS])
-    scores = ranking(np.array([answer.score for answer in answers]), None)
+    scores = np.array([answer.score for answer in answers])
     assert [each.index for each in found] == np.argsort(-scores).tolist()
     np.testing.assert_allclose([each.score for each in found], np.sort(scores)[::-1], atol=1e-6)
     assert [answer.truncated for answer in answers] == [False, False, True, False]

@@ -279,3 +279,20 @@ def test_windows_of_questions_are_no_longer_than_the_tokenizer_says(tmp_path):
         directory / "tokenizer_config.json", model_max_length=open_checkpoint(directory).student.windows.max_tokens
     )
     assert not any("model_max_length" in note for note in open_checkpoint(directory).notes)
+
+
+def test_labels_with_two_numbers_are_told(plain_bert):
+    edit_json(plain_bert / "config.json", id2label={"0": "no", "1": "yes"}, label2id={"no": 1, "yes": 0})
+    (note,) = open_checkpoint(plain_bert).notes
+    assert (
+        note
+        == "plain/config.json: label2id gives 'no' another number than id2label, which is followed here; correct one of them"
+    )
+
+
+def test_questions_that_transformers_reads_behind_their_contexts_are_told(tmp_path):
+    model = write_plain(tmp_path / "model", "spans")
+    assert open_checkpoint(model).notes == ()
+    (model / "tokenizer_config.json").write_text('{"padding_side": "left"}')
+    (note,) = open_checkpoint(model).notes
+    assert note.endswith("padding_side is ignored: questions are read before their contexts")

@@ -11,7 +11,7 @@ import transformers
 from plain_models import edit_json, write_plain
 from testbed import DEMO
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, pre_tokenizers
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram
 from tokenizers.processors import BertProcessing, RobertaProcessing, Sequence, TemplateProcessing
 from transformers import CamembertConfig
 
@@ -20,6 +20,7 @@ from adtp_export.data.tokenize import encode, pad
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.imports import open_checkpoint
 from adtp_export.model.tokenizer import complete, load_tokenizer
+from adtp_export.model.tokenizer_settings import ignored_settings
 from adtp_export.training.models import load_tokenizer as load_for_training
 
 
@@ -320,3 +321,74 @@ def test_ignored_settings_of_sentence_transformers_are_told(tmp_path):
     (model / "tokenizer_config.json").write_text("{}")
     (accents,) = [note for note in open_checkpoint(model).notes if "is ignored" in note]
     assert "strip_accents is ignored: texts are not stripped of accents" in accents
+
+
+def unigram(directory, kind, **settings):
+    """Write the files of a tokenizer that transformers makes anew from its vocabulary."""
+    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+    scores = [(each, 0.0) for each in special] + [(f"\u2581{word}", -2.0) for word in ["the", "food", "was", "good"]]
+    made = Tokenizer(Unigram([*scores, *((letter, -9.0) for letter in "\u2581abcdefghijklmnopqrstuvwxyz")], unk_id=3))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.add_special_tokens(special)
+    ends = [("[CLS]", 1), ("[SEP]", 2)]
+    made.post_processor = TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ends)
+    made.save(str(directory / "tokenizer.json"))
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("cls", "sep", "unk", "pad", "mask")}
+    names |= {"bos_token": "[CLS]", "eos_token": "[SEP]"}
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind, **names, **settings}))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "told"),
+    [
+        ("DebertaV2Tokenizer", {"do_lower_case": True}, "of 'The FOOD was good', DebertaV2Tokenizer of transformers"),
+        ("XLMRobertaTokenizer", {}, "of '  two  spaces ', XLMRobertaTokenizer of transformers"),
+        ("PreTrainedTokenizerFast", {}, None),
+    ],
+)
+def test_a_text_of_which_transformers_makes_other_tokens_is_told(tmp_path, kind, settings, told):
+    made, config = unigram(tmp_path, kind, **settings), transformers.BertConfig(type_vocab_size=1)
+    notes = ignored_settings(tmp_path, made, config)
+    assert len(notes) == (told is not None)
+    assert all(told in note for note in notes)
+    assert all("save AutoTokenizer.from_pretrained(DIR) into DIR" in note for note in notes)
+    transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)  # as the note says
+    assert ignored_settings(tmp_path, Tokenizer.from_file(str(tmp_path / "tokenizer.json")), config) == ()
+
+
+def test_tokens_in_other_places_are_told(byte_level, tmp_path):
+    config = byte_level(False, {"tokenizer_class": "RobertaTokenizer"})
+    trimmed = json.loads((tmp_path / "tokenizer.json").read_text())["post_processor"]
+    edit_json(tmp_path / "tokenizer.json", post_processor={**trimmed, "trim_offsets": False})
+    (note,) = ignored_settings(tmp_path, load_tokenizer(tmp_path, config), config)
+    assert "RobertaTokenizer of transformers" in note
+    assert "makes tokens with other offsets" in note
+
+
+def test_texts_that_tokenizer_json_cuts_at_their_beginning_are_told(plain_bert):
+    cut = {"direction": "Left", "max_length": 64, "strategy": "LongestFirst", "stride": 0}
+    edit_json(plain_bert / "tokenizer.json", truncation=cut)
+    (note,) = open_checkpoint(plain_bert).notes
+    assert note.endswith("truncation_side is ignored: long texts are cut at the end")
+
+
+def test_a_text_has_the_same_tokens_each_time(byte_level, tmp_path):
+    """A dropout is for training; `tokenizer.json` may still have it."""
+    config = byte_level(False, {"tokenizer_class": "PreTrainedTokenizerFast"})
+    edit_json(
+        tmp_path / "tokenizer.json",
+        model={**json.loads((tmp_path / "tokenizer.json").read_text())["model"], "dropout": 0.9},
+    )
+    assert load_tokenizer(tmp_path, config).model.dropout is None
+    complete(tmp_path / "tokenizer.json", tmp_path, config)
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["dropout"] is None
+
+
+def test_a_padding_token_that_frames_texts_is_refused(byte_level, tmp_path):
+    """RoBERTa counts no position at padding, so its positions would not be those of the export."""
+    config = byte_level(False, {"tokenizer_class": "RobertaTokenizer"})
+    load_tokenizer(tmp_path, config)
+    config.pad_token_id = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).token_to_id("</s>")
+    with pytest.raises(InputError, match=r"puts '</s>' into texts, which pad_token_id, \d+, says is padding"):
+        load_tokenizer(tmp_path, config)

@@ -63,6 +63,16 @@ def test_a_compiler_that_had_no_room_is_not_blamed(monkeypatch):
         compiling._run(command, os.environ)
 
 
+def test_a_compiler_and_a_place_that_are_not_there_are_told_before_anything_is_compiled(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "_run", lambda *command: pytest.fail("it compiles"))
+    record = "record.json", dict
+    with pytest.raises(MissingDependencyError, match=r"^CXX: got '/no/compiler', which is no program here"):
+        compiling.build(tmp_path, {}, ["x"], record, tmp_path, {**os.environ, "CXX": "/no/compiler -O1"})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file/below cannot be written .*; give another one with --out DIR"):
+        compiling.build(tmp_path, {}, ["x"], record, tmp_path / "file" / "below", os.environ)
+
+
 def test_what_a_compiler_says_is_read_whatever_its_encoding():
     with pytest.raises(EngineBuildError, match="error: \ufffd"):
         compiling._run(

@@ -1,0 +1,82 @@
+"""Who may read a result, and what is said where somebody may not."""
+
+import os
+import stat
+
+import pytest
+from kill_points import NAMES, read, write
+
+from adtp_export.artifacts.checks import checked_file
+from adtp_export.artifacts.directory import OutputDirectory
+from adtp_export.artifacts.manifest import read_manifest
+from adtp_export.errors import InputError
+
+OWNER, GROUP = 65534, 100
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def out(tmp_path):
+    """A result that its owner alone may read."""
+    write(tmp_path / "out", "old")
+    for place in (tmp_path / "out").rglob("*"):
+        place.chmod(0o700 if place.is_dir() else 0o600)
+    (tmp_path / "out").chmod(0o700)
+    return tmp_path / "out"
+
+
+def test_a_private_result_stays_private(out):
+    with OutputDirectory(out, update=True) as directory:
+        directory.carry_over(read_manifest(out), but=[])
+        (directory.work / "manifest.json").write_text((out / "manifest.json").read_text())
+        directory.publish()
+    assert mode(out) == 0o700
+    assert {mode(out / name) for name in NAMES} == {0o600}
+    write(out, "new")
+    assert mode(out) == 0o700
+    assert read(out) == "new"
+
+
+def test_a_result_that_its_owner_may_not_write_is_replaced(out):
+    out.chmod(0o500)
+    write(out, "new")
+    assert mode(out) == 0o700
+
+
+@pytest.fixture
+def as_root():
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        pytest.skip("needs root")
+
+
+def test_root_leaves_a_result_to_its_owner(out, as_root):
+    for place in (out, *out.rglob("*")):
+        os.chown(place, OWNER, GROUP)
+    write(out, "new")
+    assert {(place.stat().st_uid, place.stat().st_gid) for place in (out, *out.rglob("*"))} == {(OWNER, GROUP)}
+
+
+@pytest.fixture
+def closed(out):
+    """The result, and its manifest, while this process may not read it; root gives up its rights for that time."""
+    manifest, root = read_manifest(out), os.geteuid() == 0
+    out.chmod(0)
+    if root:
+        os.seteuid(OWNER)
+    try:
+        yield out, manifest
+    finally:
+        if root:
+            os.seteuid(0)
+        out.chmod(0o700)
+
+
+def test_a_result_that_may_not_be_read_is_not_called_damaged(closed):
+    out, manifest = closed
+    with pytest.raises(InputError, match=r"manifest.json may not be read \(Permission denied\); ask its owner"):
+        read_manifest(out)
+    with pytest.raises(InputError, match=rf"{NAMES[0]} may not be read \(Permission denied\); ask its owner"):
+        checked_file(out, manifest, NAMES[0])
