@@ -62,11 +62,12 @@ def build(
     for compiler in shlex.split(environment.get("CXX", ""))[:1]:
         if shutil.which(compiler, path=environment.get("PATH")) is None:
             raise MissingDependencyError(
-                f"CXX: got {quoted(compiler)}, which is no program here; give a C++17 compiler, or leave CXX out"
+                f"adtp-plugin build needs a C++17 compiler, and CXX names {quoted(compiler)}, which is no program here; correct it, or "
+                "leave it out"
             )
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=directory).close()
+        there = next(place for place in (directory, *directory.absolute().parents) if place.exists())
+        tempfile.TemporaryFile(dir=there).close()  # before minutes of compiling
     except OSError as error:
         raise _unwritable(directory, error) from error
     name, said = record

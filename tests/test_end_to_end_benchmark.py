@@ -61,7 +61,7 @@ def test_the_table_says_what_is_shown_to_be_left():
         "| sst2 | ctranslate2-6 | 32 | 66.7 | 66.7 | 2.0 / 3.0 | 1.36 ± 0.09 | 1.50 ± 0.00 | 0.91 (0.85 to 0.97) |"
         in told
     )
-    assert "At least 0.95 of the speedup is left for 1 of 2 lines, and less for 0;" in told
+    assert "1 of 2 lines are shown to keep at least 0.95 of the speedup, and 0 to keep less." in told
     assert "Not measured: optimum-6 (No module named 'optimum')." in told
 
 

@@ -137,9 +137,10 @@ def _check_kind(directory: Path, found: str, config: Any) -> None:
         raise InputError("it has code of its own, which is not run; save it as tokenizer.json, and leave auto_map out")
     if (kinds := _OWN_FILES.get(found)) is None:
         return
-    named = class_named(settings, config) or TOKENIZER_MAPPING_NAMES.get(config.model_type)
-    own_way = config.model_type == "mpnet" or (named and kind_of(named) not in kinds and named not in _OF_ANY_KIND)
-    if own_way:
+    named = class_named(settings, config)
+    if named is None and (found == "merges.txt" or config.model_type == "mpnet"):  # Qwen's have merges, too
+        named = TOKENIZER_MAPPING_NAMES.get(config.model_type)
+    if named and kind_of(named) not in kinds and named not in _OF_ANY_KIND:
         raise InputError(
             f"{found} is of {named}; made of it here are those of {', '.join(sorted(kinds))}. Save a tokenizer.json, "
             "as AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) does"
@@ -242,10 +243,11 @@ def _try(tokenizer: Tokenizer, directory: Path, config: Any, templated: bool) ->
         )
     counting = getattr(backbone(config.model_type), "first_position", None)
     pad = config.pad_token_id
-    if counting is not None and counting(config) and any(pad in row.input_ids for row in rows):
+    if counting is not None and counting(config) and pad in tokenizer.encode("").ids:
         raise InputError(
-            f"{directory}: the tokenizer puts {quoted(tokenizer.id_to_token(pad))} into texts, which pad_token_id, {pad}, says is padding; "
-            f"models of the type {config.model_type} count no positions there, so answers would differ. Correct pad_token_id in config.json"
+            f"{directory}: the tokenizer frames texts with {quoted(tokenizer.id_to_token(pad))}, which pad_token_id, {pad}, says is "
+            f"padding; models of the type {config.model_type} count no position there, so answers would differ. Correct it in "
+            "config.json"
         )
     types = fields(config)["type_vocab_size"]
     limits = {"ids": config.vocab_size, **({"token types": types} if types > 1 else {})}

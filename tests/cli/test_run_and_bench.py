@@ -14,9 +14,12 @@ from adtp_export.artifacts.records import Manifest
 def test_help_does_not_load_frameworks(command):
     """It takes 0.1 s; torch alone would take seconds."""
     code = f"""
-import atexit, sys
+import os, sys
 sys.argv = ["adtp-{command}", "--help"]
-atexit.register(lambda: print(sorted({{"torch", "transformers", "onnx", "numpy"}} & set(sys.modules))))
+def ended(code):
+    print(sorted({{"torch", "transformers", "onnx", "numpy"}} & set(sys.modules)), flush=True)
+    really(code)
+really, os._exit = os._exit, ended
 from adtp_export.cli.{command} import main
 main()"""
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -78,7 +78,7 @@ def test_values_and_pairs(reranker, small_blocks):
     expected = adtp_export.load(reranker[1])([("a film", text) for text in TEXTS])
     found = answered(reranker[1], {"first": ["a film"] * len(TEXTS), "second": TEXTS}, prefix="a_")
     assert [row["a_score"] for row in found] == near([answer.score for answer in expected])
-    assert {row["a_label"] for row in found} == {None}
+    assert {row["a_label"] for row in found} == {"LABEL_0"}
 
 
 def test_what_is_about_other_heads_is_refused(reranker, answerer):

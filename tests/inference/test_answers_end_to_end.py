@@ -1,6 +1,7 @@
 """From a checkpoint to an answer, for each kind of problem, and within the limits of an engine's profile."""
 
 import json
+import math
 import shutil
 
 import numpy as np
@@ -79,8 +80,8 @@ def test_regression_answers_with_a_value_and_no_label(a_value):
         assert "label" not in answer.to_json()
 
 
-def test_one_label_without_a_kind_of_problem_is_regression(a_value, tmp_path):
-    """As in transformers."""
+def test_one_label_without_a_kind_of_problem_is_a_probability(a_value, tmp_path):
+    """As in transformers' pipeline."""
     deployment, _ = a_value
     out = shutil.copytree(deployment.directory, tmp_path / "out")
     config = json.loads((out / "config.json").read_text())
@@ -89,7 +90,9 @@ def test_one_label_without_a_kind_of_problem_is_regression(a_value, tmp_path):
     document = json.loads((out / "manifest.json").read_text())
     document["files"]["config.json"] = file_entry(out / "config.json")
     (out / "manifest.json").write_text(json.dumps(document))
-    assert adtp_export.load(out)(TEXTS) == deployment(TEXTS)
+    found, values = adtp_export.load(out)(TEXTS), deployment(TEXTS)
+    assert [answer.score for answer in found] == pytest.approx([1 / (1 + math.exp(-each.score)) for each in values])
+    assert {(answer.label, each.label) for answer, each in zip(found, values)} == {(deployment.labels[0], None)}
 
 
 class Watched:

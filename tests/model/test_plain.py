@@ -296,3 +296,10 @@ def test_questions_that_transformers_reads_behind_their_contexts_are_told(tmp_pa
     (model / "tokenizer_config.json").write_text('{"padding_side": "left"}')
     (note,) = open_checkpoint(model).notes
     assert note.endswith("padding_side is ignored: questions are read before their contexts")
+
+
+def test_texts_that_tokenizer_json_cuts_at_their_beginning_are_told(plain_bert):
+    cut = {"direction": "Left", "max_length": 64, "strategy": "LongestFirst", "stride": 0}
+    edit_json(plain_bert / "tokenizer.json", truncation=cut)
+    (note,) = open_checkpoint(plain_bert).notes
+    assert note.endswith("truncation_side is ignored: long texts are cut at the end")

@@ -35,6 +35,7 @@ from adtp_export.training.models import load_tokenizer as load_for_training
         ("bert", {"auto_map": {"AutoTokenizer": ["t.T"]}}, "it has code of its own, which is not run"),
         ("mpnet", {}, "vocab.txt is of MPNetTokenizer; .* Save a tokenizer.json"),
         ("bert", {"tokenizer_class": "BertTokenizerFast"}, None),
+        ("roberta", {}, None),
         ("bert", {}, None),
     ],
 )
@@ -44,6 +45,12 @@ def test_files_of_other_tokenizers_are_not_read_as_those_of_bert(tmp_path, kind,
     config = transformers.AutoConfig.for_model(kind, vocab_size=2000)
     with contextlib.nullcontext() if message is None else pytest.raises(InputError, match=message):
         load_tokenizer(tmp_path, config)
+
+
+def test_merges_of_qwen_are_not_read_as_those_of_roberta(tmp_path):
+    (tmp_path / "merges.txt").write_text("")
+    with pytest.raises(InputError, match="merges.txt is of Qwen2Tokenizer; made of it here"):
+        load_tokenizer(tmp_path, transformers.Qwen2Config())
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["tokenizer.json", "vocab.txt"])
@@ -366,13 +373,6 @@ def test_tokens_in_other_places_are_told(byte_level, tmp_path):
     assert "makes tokens with other offsets" in note
 
 
-def test_texts_that_tokenizer_json_cuts_at_their_beginning_are_told(plain_bert):
-    cut = {"direction": "Left", "max_length": 64, "strategy": "LongestFirst", "stride": 0}
-    edit_json(plain_bert / "tokenizer.json", truncation=cut)
-    (note,) = open_checkpoint(plain_bert).notes
-    assert note.endswith("truncation_side is ignored: long texts are cut at the end")
-
-
 def test_a_text_has_the_same_tokens_each_time(byte_level, tmp_path):
     """A dropout is for training; `tokenizer.json` may still have it."""
     config = byte_level(False, {"tokenizer_class": "PreTrainedTokenizerFast"})
@@ -390,5 +390,5 @@ def test_a_padding_token_that_frames_texts_is_refused(byte_level, tmp_path):
     config = byte_level(False, {"tokenizer_class": "RobertaTokenizer"})
     load_tokenizer(tmp_path, config)
     config.pad_token_id = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).token_to_id("</s>")
-    with pytest.raises(InputError, match=r"puts '</s>' into texts, which pad_token_id, \d+, says is padding"):
+    with pytest.raises(InputError, match=r"frames texts with '</s>', which pad_token_id, \d+, says is padding"):
         load_tokenizer(tmp_path, config)
