@@ -41,12 +41,11 @@ def check_readable_name(directory: str | os.PathLike[str]) -> None:
         InputError: the bytes of one are not UTF-8.
     """
     for part in Path(directory).parts:
-        stored = os.fsencode(part)
         try:
-            if stored.decode() == part:
+            if os.fsencode(part).decode() == part:
                 continue
             then = "UTF-8, and this locale is not; type PYTHONUTF8=1 before the command"
-        except UnicodeDecodeError:
+        except UnicodeError:
             then = "not UTF-8, and neither safetensors nor ONNX Runtime opens such paths; rename it"
         raise InputError(f"{directory}: the name {quoted(part)} in this path is {then}")
 
@@ -252,6 +251,19 @@ def hold(folder: Path, wait: bool = False) -> int | None:
         os.close(lock)
         raise
     return lock
+
+
+def give_as(work: Path, there: os.stat_result) -> None:
+    """Give all that is in `work` the owner and the group of what it replaces, as far as this user may; else no group gets rights by it."""
+    for place in (work, *work.rglob("*")):
+        for owner in (there.st_uid, -1):  # root may give things away, and others may choose among their groups
+            with contextlib.suppress(OSError):
+                os.chown(place, owner, there.st_gid, follow_symlinks=False)
+                break
+    mode = stat.S_IMODE(there.st_mode) | stat.S_IRWXU
+    if work.stat().st_gid != there.st_gid:
+        mode &= ~stat.S_IRWXG | (mode & stat.S_IRWXO) << 3
+    work.chmod(mode)
 
 
 def exchange(one: Path, other: Path) -> bool:

@@ -37,6 +37,20 @@ def check_cmake(environment: Mapping[str, str] = os.environ) -> str:
     return cmake
 
 
+def _check_compiler(environment: Mapping[str, str]) -> None:
+    """Raises MissingDependencyError where CXX names a program that is not there; CMake's words would not say which."""
+    named, path = environment.get("CXX", ""), environment.get("PATH")
+    try:
+        program = shlex.split(named, posix=os.name != "nt")[:1]
+    except ValueError:  # CMake has the last word on it
+        return
+    if named and not any(shutil.which(each, path=path) for each in (named, *program)):
+        raise MissingDependencyError(
+            f"adtp-plugin build needs a C++17 compiler, and CXX names {quoted(named)}, which is no program here; correct it "
+            "or leave it out"
+        )
+
+
 def build(
     project: Path,
     settings: Mapping[str, object],
@@ -59,12 +73,7 @@ def build(
         InputError: `directory` cannot be written, or the disk is full.
     """
     check_cmake(environment)
-    for compiler in shlex.split(environment.get("CXX", ""))[:1]:
-        if shutil.which(compiler, path=environment.get("PATH")) is None:
-            raise MissingDependencyError(
-                f"adtp-plugin build needs a C++17 compiler, and CXX names {quoted(compiler)}, which is no program here; correct it, or "
-                "leave it out"
-            )
+    _check_compiler(environment)
     try:
         there = next(place for place in (directory, *directory.absolute().parents) if place.exists())
         tempfile.TemporaryFile(dir=there).close()  # before minutes of compiling

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import AdtpError, InputError, quoted
-from ..io import check_readable_name, exchange, flush, flush_alone, hold, is_full, umask
+from ..io import check_readable_name, exchange, flush, flush_alone, give_as, hold, is_full, umask
 from .checks import checked_file
 from .records import MANIFEST_NAME, Manifest
 
@@ -147,7 +147,8 @@ class OutputDirectory:
             for name in manifest.files.keys() - set(but):
                 place = self.work / name
                 place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(checked_file(self.path, manifest, name, check_hashes=False), place)
+                shutil.copyfile(source := checked_file(self.path, manifest, name, check_hashes=False), place)
+                place.chmod(stat.S_IMODE(source.stat().st_mode) | stat.S_IWUSR)
                 checked_file(self.work, manifest, name)
 
     def publish(self) -> None:
@@ -157,10 +158,8 @@ class OutputDirectory:
             InputError: `path` may no longer be replaced, another run has replaced what was carried over, or the file system refuses.
         """
         with writing(self.path):
-            if self.path.exists() and (there := self.path.stat()).st_uid != self.work.stat().st_uid:
-                for place in (self.work, *self.work.rglob("*")):
-                    with contextlib.suppress(OSError):  # only root may
-                        os.chown(place, there.st_uid, there.st_gid)
+            if os.name != "nt" and self.path.exists():
+                give_as(self.work, self.path.stat())
             flush(self.work)
             self._check_place()  # again: somebody may have been here since
         old = self.work.with_name(_OLD.join(self.work.name.rsplit(_WORK, 1)))
@@ -181,6 +180,8 @@ class OutputDirectory:
                     self._move_in(old)
                 flush_alone(self.path.parent)
                 for place in (self.work, old):  # after an exchange the old result is in `work`
+                    with contextlib.suppress(OSError):
+                        place.chmod(stat.S_IRWXU)  # it may have been one that nobody writes into
                     shutil.rmtree(place, ignore_errors=True)
             finally:
                 if lock is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
 import gc
 import importlib.util
 import io
@@ -300,12 +301,13 @@ def _code_of(command: Callable[[], int]) -> int:
 
 def _of_the_machine(error: Exception) -> str | None:
     """Say what a command could not have on this machine, wherever it asked for it; None where an error is something else."""
-    if isinstance(error, MemoryError) or "bad_alloc" in str(error):
-        return "there is not enough memory; end other programs, or take a smaller --batch-size"
+    if isinstance(error, MemoryError) or "std::bad_alloc" in str(error):
+        return "there is not enough memory; end other programs, or take smaller batches"
     if is_full(error):
         return f"a disk is full ({error}); free some space"
-    if isinstance(error, PermissionError):
-        return f"{error.filename or 'something'} may not be used ({error.strerror or error}); ask its owner for the right to"
+    # Windows calls it so, too, where a file is open.
+    if isinstance(error, PermissionError) and error.errno == errno.EACCES and error.filename and os.name != "nt":
+        return f"{error.filename} may not be used ({error.strerror}); ask its owner for the right to"
     if not isinstance(error, FileNotFoundError):
         return None
     if NO_SCRATCH in str(error):  # as tempfile says it

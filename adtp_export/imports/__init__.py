@@ -80,7 +80,9 @@ def _dense(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> 
     """Load what no system for pruning wrote, and say which settings of its tokenizer are ignored."""
     checkpoint, longest = _own(directory, config, options)
     home = checkpoint.tokenizer_home or directory
-    told = ignored_settings(home, checkpoint.tokenizer, checkpoint.student.dense.config, longest)
+    told = ignored_settings(
+        home, checkpoint.tokenizer, checkpoint.student.dense.config, longest, checkpoint.tokenizer_edited
+    )
     if checkpoint.student.config.head == HEAD_SPANS and settings_of(home).get("padding_side") == "left":
         told = (
             *told,
@@ -92,7 +94,7 @@ def _dense(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> 
 def _contradicting(config: Mapping[str, Any], directory: Path) -> Iterator[str]:
     """Say where `label2id` has other numbers than `id2label`: a pipeline of transformers may take it for one label."""
     names, back = config.get("id2label") or {}, config.get("label2id") or {}
-    wrong = next((name for i, name in names.items() if str(back.get(name, i)) != i), None)
+    wrong = next((name for i, name in names.items() if back.get(name, int(i)) not in (i, int(i))), None)
     if wrong is not None:
         yield (
             f"{directory.name}/config.json: label2id gives {quoted(wrong)} another number than id2label, which is followed here; "

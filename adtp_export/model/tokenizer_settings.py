@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -131,12 +132,14 @@ _OF_NORMALIZER = {
 """Settings of BERT's tokenizers: the field of the normalizer that decides here, and what it says of texts."""
 
 
-def ignored_settings(home: Path, tokenizer: Tokenizer, config: Any, longest: int | None = None) -> tuple[str, ...]:
+def ignored_settings(
+    home: Path, tokenizer: Tokenizer, config: Any, longest: int | None = None, edited: bool = False
+) -> tuple[str, ...]:
     """Say which settings of `tokenizer_config.json` are ignored here, and followed by transformers, and which decide by being left out.
 
     Args:
         home: directory of the tokenizer. config: of the encoder, in transformers' terms. longest: tokens that the model reads of a text,
-            or of a window of it; None where it is the setting's own.
+            or of a window of it; None where it is the setting's own. edited: the tokenizer differs from its files on purpose.
     """
     settings, told = settings_of(home), []
     stored = json.loads(path.read_bytes()) if (path := home / TOKENIZER).is_file() else {}
@@ -158,7 +161,7 @@ def ignored_settings(home: Path, tokenizer: Tokenizer, config: Any, longest: int
             f"model_input_names is missing: every token of a pair has the type 0, as in transformers {transformers.__version__}; "
             f"list token_type_ids there if the model was trained with the types of {TOKENIZER}, as before transformers 5"
         )
-    otherwise = () if normal else _read_otherwise(home, tokenizer)
+    otherwise = () if normal or edited else _read_otherwise(home, tokenizer)
     return (*(f"{home.name}/{TOKENIZER_SETTINGS}: {each}" for each in told), *otherwise)
 
 
@@ -185,6 +188,10 @@ _HARD = (
 """Texts that tokenizers normalize and split differently: case, accents, punctuation, spaces, digits, compatibility forms."""
 
 
+_QUIET = threading.Lock()
+"""Held while transformers says nothing: its level is one for the whole process."""
+
+
 def _read_otherwise(home: Path, tokenizer: Tokenizer) -> Iterator[str]:
     """Say of which text the transformers that is installed makes other tokens: since version 5 many of its classes take little more than
     the vocabulary from `tokenizer.json`, and have a normalizer and a template of their own. Students of ours are read here alone.
@@ -194,26 +201,37 @@ def _read_otherwise(home: Path, tokenizer: Tokenizer) -> Iterator[str]:
     """
     if settings_of(home, "config.json").get("model_type") in _OURS:
         return
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    theirs = None
-    try:
-        with contextlib.suppress(Exception):  # what transformers cannot load is read here alone
-            theirs = transformers.AutoTokenizer.from_pretrained(home, local_files_only=True, trust_remote_code=False)
-    finally:
-        transformers_logging.set_verbosity(level)
-    if not isinstance(theirs, transformers.PreTrainedTokenizerFast):
-        return
-    unset(backend := theirs.backend_tokenizer)
+    found = None
+    with contextlib.suppress(Exception):  # what transformers cannot load, or not read with, is read here alone
+        theirs = _of_transformers(home)
+        found = _first_difference(tokenizer, theirs.backend_tokenizer)
+    if found is not None:
+        text, what = found
+        yield (
+            f"{home.name}: of {text!a}, {type(theirs).__name__} of transformers {transformers.__version__} makes tokens with other {what}, "
+            f"because it does not follow the tokenizer's files as a whole, as is done here. If the model was trained with that class, "
+            "save AutoTokenizer.from_pretrained(DIR) into DIR"
+        )
+
+
+def _of_transformers(home: Path) -> Any:
+    with _QUIET:
+        level = transformers_logging.get_verbosity()
+        transformers_logging.set_verbosity_error()
+        try:
+            return transformers.AutoTokenizer.from_pretrained(home, local_files_only=True, trust_remote_code=False)
+        finally:
+            transformers_logging.set_verbosity(level)
+
+
+def _first_difference(one: Tokenizer, other: Tokenizer) -> tuple[str, str] | None:
+    """Return the first of `_HARD` that two tokenizers read otherwise, and whether it is ids or offsets that differ."""
+    unset(other)
     for what in ("ids", "offsets"):
         for text in _HARD:
-            if getattr(tokenizer.encode(text), what) != getattr(backend.encode(text), what):
-                yield (
-                    f"{home.name}/{TOKENIZER}: of {text!a}, {type(theirs).__name__} of transformers {transformers.__version__} makes "
-                    f"tokens with other {what}, because it does not follow the whole file, as is done here. If the model was trained "
-                    "with that class, save AutoTokenizer.from_pretrained(DIR) into DIR"
-                )
-                return
+            if getattr(one.encode(text), what) != getattr(other.encode(text), what):
+                return text, what
+    return None
 
 
 def _otherwise_normalized(settings: Mapping[str, Any], normalizers: list[Mapping[str, Any]]) -> Iterator[str]:

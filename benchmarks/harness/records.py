@@ -96,6 +96,7 @@ def update(path: Path, rows: Iterable[Row], key: Callable[[Row], Hashable]) -> N
     """
     rows = list(rows)
     new = {key(row) for row in rows}
+    path = path.resolve()  # a link stays one
     lock = hold(path.parent, wait=True)
     try:
         kept = [row for row in read_lines(path) if key(row) not in new]

@@ -59,6 +59,32 @@ def test_root_leaves_a_result_to_its_owner(out, as_root):
     assert {(place.stat().st_uid, place.stat().st_gid) for place in (out, *out.rglob("*"))} == {(OWNER, GROUP)}
 
 
+def test_root_leaves_a_result_to_its_group(out, as_root):
+    for place in (out, *out.rglob("*")):
+        os.chown(place, 0, GROUP)
+    out.chmod(0o2750)
+    write(out, "new")
+    assert (out.stat().st_gid, mode(out)) == (GROUP, 0o2750)
+
+
+def test_owners_of_what_links_point_to_stay(out, tmp_path, as_root):
+    (tmp_path / "elsewhere").write_text("")
+    os.chown(out, OWNER, GROUP)
+    with OutputDirectory(out, force=True) as directory:
+        (directory.work / "link").symlink_to(tmp_path / "elsewhere")
+        (directory.work / "manifest.json").write_text((out / "manifest.json").read_text())
+        directory.publish()
+    assert out.stat().st_uid == OWNER
+    assert (tmp_path / "elsewhere").stat().st_uid == 0
+
+
+def test_files_that_nobody_may_write_are_updated(out):
+    (out / NAMES[0]).chmod(0o400)
+    with OutputDirectory(out, update=True) as directory:
+        directory.carry_over(read_manifest(out))
+        assert mode(directory.work / NAMES[0]) == 0o600
+
+
 @pytest.fixture
 def closed(out):
     """The result, and its manifest, while this process may not read it; root gives up its rights for that time."""

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from testbed import run_cli
@@ -193,6 +194,11 @@ def test_directories_whose_names_are_no_text_are_named(tmp_path, opened):
     assert not list(place.iterdir())
 
 
+def test_a_name_that_no_locale_has_is_no_text():
+    with pytest.raises(InputError, match="is not UTF-8"):
+        read_manifest(Path("\ud800x"))
+
+
 @pytest.mark.parametrize("opened", [read_manifest, lambda place: load_config(str(place))], ids=["manifest", "teacher"])
 def test_a_locale_in_which_a_name_has_other_letters_is_told(tmp_path, opened):
     """Python reads the bytes of a name by the locale: in that of C, letters beyond ASCII have no character."""
@@ -247,7 +253,7 @@ def ended(body):
 @pytest.mark.parametrize(
     ("raised", "said"),
     [
-        ("MemoryError()", "there is not enough memory; end other programs, or take a smaller --batch-size"),
+        ("MemoryError()", "there is not enough memory; end other programs, or take smaller batches"),
         ("ImportError('Exception caught: std::bad_alloc')", "there is not enough memory"),
         ("PermissionError(13, 'Permission denied', 'model/x')", "model/x may not be used (Permission denied)"),
         (
@@ -261,6 +267,12 @@ def test_what_a_machine_does_not_have_is_no_bug(raised, said):
     assert code == 2
     assert error.startswith(f"adtp-run: error: {said}")
     assert "bug" not in error
+
+
+def test_a_refusal_of_no_file_is_a_bug():
+    code, _, error = ended("def command():\n    raise PermissionError(1, 'Operation not permitted')")
+    assert code == 70
+    assert "Operation not permitted" in error
 
 
 def test_a_directory_that_was_removed_is_named(tmp_path):

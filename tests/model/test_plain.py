@@ -21,6 +21,7 @@ from adtp_export.model.plain import check_code, head_of
 from adtp_export.model.tokenizer import load_tokenizer
 from adtp_export.pipeline.companions import write_companions
 
+ADDED = {"special": True, **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)}
 HEADS = [name for name in registry.HEADS if name in CLASSES]
 """Those that a class of transformers says."""
 
@@ -303,3 +304,18 @@ def test_texts_that_tokenizer_json_cuts_at_their_beginning_are_told(plain_bert):
     edit_json(plain_bert / "tokenizer.json", truncation=cut)
     (note,) = open_checkpoint(plain_bert).notes
     assert note.endswith("truncation_side is ignored: long texts are cut at the end")
+
+
+def test_a_tokenizer_that_transformers_cannot_read_with_is_read(plain_bert):
+    """BertTokenizer makes a tokenizer with another name for unknown words, which the vocabulary does not have."""
+    stored = json.loads((plain_bert / "tokenizer.json").read_text())["model"]
+    vocabulary = {"<unk>" if word == "[UNK]" else word: number for word, number in stored["vocab"].items()}
+    model = {**stored, "unk_token": "<unk>", "vocab": vocabulary}
+    added = [
+        {**ADDED, "id": i, "content": word} for i, word in enumerate(vocabulary) if word in ("[PAD]", "[CLS]", "[SEP]")
+    ]
+    edit_json(plain_bert / "tokenizer.json", model=model, added_tokens=added)
+    (plain_bert / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    with pytest.raises(Exception, match="UNK"):
+        transformers.AutoTokenizer.from_pretrained(plain_bert).backend_tokenizer.encode("\u0533")
+    assert open_checkpoint(plain_bert).notes == ()

@@ -66,7 +66,7 @@ def test_a_compiler_that_had_no_room_is_not_blamed(monkeypatch):
 def test_a_compiler_and_a_place_that_are_not_there_are_told_before_anything_is_compiled(tmp_path, monkeypatch):
     monkeypatch.setattr(compiling, "_run", lambda *command: pytest.fail("it compiles"))
     record = "record.json", dict
-    with pytest.raises(MissingDependencyError, match=r"needs a C\+\+17 compiler, and CXX names '/no/compiler'"):
+    with pytest.raises(MissingDependencyError, match=r"needs a C\+\+17 compiler, and CXX names '/no/compiler -O1'"):
         compiling.build(tmp_path, {}, ["x"], record, tmp_path, {**os.environ, "CXX": "/no/compiler -O1"})
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"file/below cannot be written .*; give another one with --out DIR"):

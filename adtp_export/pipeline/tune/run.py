@@ -198,7 +198,7 @@ class Run:
         """Choose, publish, and write the results. device: that candidates were timed on."""
         best, verdict = choose(candidates, search.most, search.wanted, self.chosen.strict)
         published = verdict != NEAREST
-        told = {each.name: _told(each, search, made[each.name]) for each in candidates}
+        told = [_told(each, search, made[each.name]) for each in candidates]
         if published:
             assert best is not None
             own = search.students.done.get(best.name)
@@ -206,8 +206,8 @@ class Run:
         found = {
             "verdict": verdict,
             "published": published,
-            "chosen": None if best is None else told[best.name],
-            "candidates": list(told.values()),
+            "chosen": None if best is None else told[candidates.index(best)],
+            "candidates": told,
             "teacher": {part: float(score.mean()) for part, score in search.trials.asked.score.items()},
             "trials": [
                 {**each.to_json(), "told": str(each.arm), "speedup": search.speedup(each), "error": search.error(each)}

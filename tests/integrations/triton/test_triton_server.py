@@ -205,11 +205,11 @@ def test_vectors_and_prompts(heads, embedder):
 
 
 @pytest.mark.slow
-def test_a_reranker_has_a_score_and_no_label(heads, reranker):
+def test_a_reranker_has_the_score_of_rank(heads, reranker):
     pairs = [("which film", text) for text in TEXTS]
     answers = ask(heads, "ranks", [{"text": [a], "text_pair": [b]} for a, b in pairs])
     for answer, wanted in zip(answers, adtp_export.load(reranker[1])(pairs), strict=True):
-        assert values(answer, "label") == [b""]
+        assert values(answer, "label") == [b"LABEL_0"]
         assert values(answer, "score") == pytest.approx([wanted.score], abs=1e-5)
 
 
