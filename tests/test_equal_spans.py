@@ -75,7 +75,7 @@ def test_readers_are_compared_with_their_teacher_and_with_fewer_layers(asked):
         in told
     )
     assert "2 of 5 folds: 400 questions about 200 reviews" in told[-1]
-    assert "80.0% of those of questions and 20.0% of those of contexts" in told[-1]
+    assert "80.0% of the tokens of questions and 20.0% of the tokens of contexts" in told[-1]
     assert "first fold: another CPU, 4 cores" in told[-1]
 
 

@@ -107,7 +107,8 @@ def render_spans(path: Path) -> str:
     ]
     cut = [row for rows in found.values() for row in rows if "kept" in row]
     kept = (
-        f"{np.mean([row['kept'][side] for row in cut]):.1%} of those of {side}s" for side in ("question", "context")
+        f"{np.mean([row['kept'][side] for row in cut]):.1%} of the tokens of {side}s"
+        for side in ("question", "context")
     )
     timed = next((row["timed"] for rows in found.values() for row in rows if "timed" in row), None)
     told = (
