@@ -60,6 +60,11 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def unreadable(path: Path, error: PermissionError) -> InputError:
+    """Return what to raise where a user has no right to read something."""
+    return InputError(f"{path} may not be read ({error.strerror}); ask its owner for the right to")
+
+
 def check_regular(path: Path) -> None:
     """See that a path, where it exists, is a file: pipes, sockets and devices would wait or never end.
 
@@ -251,6 +256,17 @@ def hold(folder: Path, wait: bool = False) -> int | None:
         os.close(lock)
         raise
     return lock
+
+
+@contextlib.contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder for the time of a block, once whoever has it lets it go."""
+    lock = hold(folder, wait=True)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def give_as(work: Path, there: os.stat_result) -> None:

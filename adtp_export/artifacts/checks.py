@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..contract import HEAD_IMAGES, HEAD_TEXT, MAX_THREADS
 from ..errors import InputError, check_int, did_you_mean, quoted
+from ..io import unreadable
 from .records import MANIFEST_NAME, Manifest, sha256
 
 _ANEW = "export again with --force, or fetch the directory anew"
@@ -71,7 +72,7 @@ def checked_file(directory: Path, manifest: Manifest, name: str, check_hashes: b
                 f"{listed['sha256'][:16]}; {_ANEW}"
             )
     except PermissionError as error:
-        raise InputError(f"{path} may not be read ({error.strerror}); ask its owner for the right to") from error
+        raise unreadable(path, error) from error
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); {_ANEW}") from error
     return path

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import AdtpError, InputError, quoted
-from ..io import check_readable_name, exchange, flush, flush_alone, give_as, hold, is_full, umask
+from ..io import check_readable_name, exchange, flush, flush_alone, give_as, hold, holding, is_full, umask
 from .checks import checked_file
 from .records import MANIFEST_NAME, Manifest
 
@@ -224,16 +224,10 @@ def recover(path: Path, beside: Path | None = None) -> None:
     if path.exists() or not beside.parent.is_dir():
         return
     for old in _leftovers(beside, _OLD):
-        with contextlib.suppress(
-            FileNotFoundError, PermissionError
-        ):  # another reader was faster, or it is somebody else's
-            lock = hold(old, wait=True)
-            try:
-                if not path.exists():  # without locks a live run may find it taken, and says so
-                    old.rename(path)
-            finally:
-                if lock is not None:
-                    os.close(lock)
+        # Another reader was faster, or it is somebody else's.
+        with contextlib.suppress(FileNotFoundError, PermissionError), holding(old):
+            if not path.exists():  # without locks a live run may find it taken, and says so
+                old.rename(path)
 
 
 def remove(place: Path) -> None:

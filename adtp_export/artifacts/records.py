@@ -13,7 +13,7 @@ from typing import Any, TypedDict, TypeVar
 import msgspec
 
 from ..errors import InputError, quoted, typed
-from ..io import is_file
+from ..io import is_file, unreadable
 
 _Kind = TypeVar("_Kind")
 
@@ -352,7 +352,7 @@ class Manifest:
                 files=stored["files"],
             )
         except PermissionError as error:
-            raise InputError(f"{path} may not be read ({error.strerror}); ask its owner for the right to") from error
+            raise unreadable(path, error) from error
         except (ValueError, OSError, RecursionError) as error:
             if isinstance(error, InputError):
                 raise

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import InputError, did_you_mean, ellipsize, quoted
-from ..io import MAX_ROW, Lines, check_regular
+from ..io import MAX_ROW, Lines, check_regular, unreadable
 
 Text = str | tuple[str, str]
 Label = str | int | float
@@ -93,7 +93,7 @@ def opened(path: Path, accepted: str) -> Iterator[IO[str]]:
             "it are doubled"
         ) from error
     except PermissionError as error:
-        raise InputError(f"{path}: may not be read ({error.strerror}); ask its owner for the right to") from error
+        raise unreadable(path, error) from error
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read as UTF-8 text ({ellipsize(str(error))})") from error
 

@@ -20,7 +20,16 @@ from ..data.truncate import draw_nothing, prepared
 from ..errors import InputError, MissingDependencyError, ellipsize, quoted
 from ..io import check_regular
 from .registry import backbone, fields
-from .tokenizer_settings import TOKENIZER, TOKENIZER_SETTINGS, WORD_PIECE, class_named, follow, kind_of, settings_of
+from .tokenizer_settings import (
+    ANY_KIND,
+    TOKENIZER,
+    TOKENIZER_SETTINGS,
+    WORD_PIECE,
+    class_named,
+    follow,
+    kind_of,
+    settings_of,
+)
 
 TOKEN_NAMES = ("special_tokens_map.json", "added_tokens.json")
 TOKENIZER_FILES = (
@@ -125,10 +134,6 @@ _OWN_FILES = {"vocab.txt": WORD_PIECE, "merges.txt": {"Roberta", "Bart", "Longfo
 """Files of a tokenizer, and the kinds that are made of them here, as transformers calls their classes."""
 
 
-_OF_ANY_KIND = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""transformers' class that takes what the files say, by its two names."""
-
-
 def _check_kind(directory: Path, found: str, config: Any) -> None:
     """Raises InputError where the file that was found is of a kind of tokenizer that this would read otherwise than transformers."""
     settings = settings_of(directory)
@@ -140,7 +145,7 @@ def _check_kind(directory: Path, found: str, config: Any) -> None:
     named = class_named(settings, config)
     if named is None and (found == "merges.txt" or config.model_type == "mpnet"):  # Qwen's have merges, too
         named = TOKENIZER_MAPPING_NAMES.get(config.model_type)
-    if named and kind_of(named) not in kinds and named not in _OF_ANY_KIND:
+    if named and kind_of(named) not in kinds and named not in ANY_KIND:
         raise InputError(
             f"{found} is of {named}; made of it here are those of {', '.join(sorted(kinds))}. Save a tokenizer.json, "
             "as AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) does"

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from ..contract import INPUTS, TOKEN_TYPE_IDS
 from ..data.truncate import parts, unset
 from ..io import read_json
+from .config import AdtpBertConfig, PrunedEncoderConfig
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_SETTINGS = "tokenizer_config.json"
@@ -27,8 +28,8 @@ BYTE_LEVEL = {"Roberta", "Bart", "Longformer", "LED", "GPT2", "Qwen2"}
 """Kinds whose classes set `add_prefix_space` by themselves, whatever `tokenizer.json` says."""
 _WORD_PIECE_MODELS, _BYTE_LEVEL_MODELS = {"bert", "distilbert", "electra"}, {"roberta", "qwen2"}
 """Model types whose tokenizers are of such a kind where none is named."""
-_ANY_KIND = "TokenizersBackend"
-"""transformers' class that takes what `tokenizer.json` says."""
+ANY_KIND = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""transformers' class that takes what a tokenizer's files say, by its two names."""
 
 
 def settings_of(directory: Path, name: str = TOKENIZER_SETTINGS) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def _with_prefix_space(tokenizer: Tokenizer, settings: Mapping[str, Any], config
     """Have a byte-level tokenizer read the first word of a text as one behind a space, or not, as its class in transformers does."""
     named = class_named(settings, config)
     of_such_a_class = kind_of(named) in BYTE_LEVEL if named else config.model_type in _BYTE_LEVEL_MODELS
-    if not of_such_a_class or TOKENIZER_MAPPING_NAMES.get(config.model_type) == _ANY_KIND:  # whatever is named
+    if not of_such_a_class or TOKENIZER_MAPPING_NAMES.get(config.model_type) in ANY_KIND:  # whatever is named
         return tokenizer
     spaced = bool(settings.get("add_prefix_space", False))
     if all(
@@ -170,8 +171,7 @@ def _has_types(state: dict[str, Any] | None) -> bool:
     return state is not None and _untyped(state) != state
 
 
-_OURS = ("adtp_bert", "pruned_encoder")
-"""`model_type` of formats 1 and 2."""
+_OURS = (AdtpBertConfig.model_type, PrunedEncoderConfig.model_type)
 _HARD = (
     "The FOOD was good",
     "na\u00efve caf\u00e9",

@@ -6,14 +6,13 @@ A record belongs to a commit, so nothing is written into `RECORDS` from a tree w
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from adtp_export.io import hold, written_whole
+from adtp_export.io import holding, written_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "benchmarks" / "records"
@@ -97,11 +96,6 @@ def update(path: Path, rows: Iterable[Row], key: Callable[[Row], Hashable]) -> N
     rows = list(rows)
     new = {key(row) for row in rows}
     path = path.resolve()  # a link stays one
-    lock = hold(path.parent, wait=True)
-    try:
+    with holding(path.parent), written_whole(path) as partial:
         kept = [row for row in read_lines(path) if key(row) not in new]
-        with written_whole(path) as partial:
-            partial.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *rows]), encoding="utf-8")
-    finally:
-        if lock is not None:
-            os.close(lock)
+        partial.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *rows]), encoding="utf-8")
