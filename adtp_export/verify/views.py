@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from ..data.tokenize import Batch, readable
 from ..errors import ellipsize
 from ..explain.records import Explanation, TokenView, Views
 from ..inference.answers import embedding, masked, sparse, tokens
-from ..inference.answers.sequence import SINGLE_LABEL, answers
+from ..inference.answers.sequence import MULTI_LABEL, SINGLE_LABEL, answers
 from .metrics import SpansMetric
 from .oracle import OracleBatch, OracleRun
 
@@ -39,17 +40,26 @@ NEAREST = 3
 HEAVIEST = 8
 
 
+@dataclass(frozen=True)
+class Labels:
+    """What answers are called. names: of classes or tags, by number. kind: of a classifier's problem, as `load` takes it."""
+
+    names: Mapping[int, str]
+    kind: str = SINGLE_LABEL
+
+    def name(self, number: int) -> str:
+        return str(self.names.get(number, number))
+
+
 Explain = Callable[[Batch, np.ndarray], Explanation]
 """Explains the answer to one text: its inputs ``(1, n)`` by name, and ``(n,) bool``, tokens that may answer."""
 
 
-def make_views(
-    oracle: OracleRun, tokenizer: Tokenizer, labels: dict[int, str], explain: Explain | None = None
-) -> Views:
+def make_views(oracle: OracleRun, tokenizer: Tokenizer, labels: Labels, explain: Explain | None = None) -> Views:
     """Return token views of the first sentences that fit on a screen, and a histogram of retention per site.
 
     Args:
-        labels: names of classes or tags; empty for regression.
+        labels: what answers are called.
         explain: says what the answer to each of these sentences rests on.
     """
     answered = _ANSWERED[oracle.metric.head](oracle, tokenizer, labels)
@@ -121,29 +131,32 @@ def _ids(oracle: OracleRun) -> list[list[int]]:
     ]
 
 
-def _classes(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
+def _classes(oracle: OracleRun, tokenizer: Tokenizer, labels: Labels) -> Answered:
     rows = oracle.answers
 
     def answered(number: int) -> Mapping[str, Any]:
         logits = rows[number][LOGITS]
+        (answer,) = answers(logits[None], [labels.name(i) for i in range(len(logits))], labels.kind)
         if len(logits) == 1:
-            return {"answer": f"{logits[0]:.3g}"}
-        (answer,) = answers(logits[None], [str(labels.get(i, i)) for i in range(len(logits))], SINGLE_LABEL)
-        return {"answer": f"{answer.label} {answer.score:.1%}"}
+            return {"answer": f"{answer.score:.3g}"}
+        told = {answer.label: answer.score}
+        if labels.kind == MULTI_LABEL:
+            told = {label: score for label, score in answer.scores.items() if score > 0.5} or told
+        return {"answer": ", ".join(f"{label} {score:.1%}" for label, score in told.items())}
 
     return answered
 
 
-def _tags(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
+def _tags(oracle: OracleRun, tokenizer: Tokenizer, labels: Labels) -> Answered:
     rows, ids = oracle.answers, _ids(oracle)
     special = _special(tokenizer)
 
     def answered(number: int) -> Mapping[str, Any]:
         best = rows[number][LOGITS].argmax(1)
         outside = [i in special for i in ids[number]]
-        tags = [tokens.OUTSIDE if out else str(labels.get(int(tag), int(tag))) for tag, out in zip(best, outside)]
+        tags = [tokens.OUTSIDE if out else labels.name(int(tag)) for tag, out in zip(best, outside)]
         told = ""
-        if tokens.marks_entities([*labels.values()]):
+        if tokens.marks_entities([*labels.names.values()]):
             found = [f"{tokenizer.decode(ids[number][e.start : e.end])} ({e.label})" for e in tokens.entities(tags)]
             told = ", ".join(found) or "no entity"
         return {"answer": told, "tags": tuple("" if tag == tokens.OUTSIDE else tag for tag in tags)}
@@ -151,7 +164,7 @@ def _tags(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) ->
     return answered
 
 
-def _found(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
+def _found(oracle: OracleRun, tokenizer: Tokenizer, labels: Labels) -> Answered:
     rows, ids, metric = oracle.answers, _ids(oracle), oracle.metric
     assert isinstance(metric, SpansMetric)
 
@@ -165,7 +178,7 @@ def _found(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -
     return answered
 
 
-def _nearest(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
+def _nearest(oracle: OracleRun, tokenizer: Tokenizer, labels: Labels) -> Answered:
     vectors, ids = np.stack([row[SENTENCE_EMBEDDING] for row in oracle.answers]), _ids(oracle)
 
     def answered(number: int) -> Mapping[str, Any]:
@@ -177,7 +190,7 @@ def _nearest(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str])
     return answered
 
 
-def _weighed(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
+def _weighed(oracle: OracleRun, tokenizer: Tokenizer, labels: Labels) -> Answered:
     def answered(number: int) -> Mapping[str, Any]:
         found = sparse.answer(oracle.answers[number][SPARSE_EMBEDDING], HEAVIEST).tokens(tokenizer)
         return {"answer": ", ".join(f"{token} {weight:.2f}" for token, weight in found.items())}
@@ -185,7 +198,7 @@ def _weighed(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str])
     return answered
 
 
-def _filled(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
+def _filled(oracle: OracleRun, tokenizer: Tokenizer, labels: Labels) -> Answered:
     rows = oracle.answers
 
     def answered(number: int) -> Mapping[str, Any]:
@@ -195,12 +208,12 @@ def _filled(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) 
     return answered
 
 
-def _vectors(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
+def _vectors(oracle: OracleRun, tokenizer: Tokenizer, labels: Labels) -> Answered:
     counts = [int(row[TOKEN_EMBEDDINGS].any(1).sum()) for row in oracle.answers]
     return lambda number: {"answer": f"{counts[number]} vectors"}
 
 
-_ANSWERED: dict[str, Callable[[OracleRun, Tokenizer, Mapping[int, str]], Answered]] = {
+_ANSWERED: dict[str, Callable[[OracleRun, Tokenizer, Labels], Answered]] = {
     HEAD_SEQUENCE: _classes,
     HEAD_TOKENS: _tags,
     HEAD_SPANS: _found,

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 
 import numpy as np
@@ -93,6 +94,30 @@ def test_one_label_without_a_kind_of_problem_is_a_probability(a_value, tmp_path)
     found, values = adtp_export.load(out)(TEXTS), deployment(TEXTS)
     assert [answer.score for answer in found] == pytest.approx([1 / (1 + math.exp(-each.score)) for each in values])
     assert {(answer.label, each.label) for answer, each in zip(found, values)} == {(deployment.labels[0], None)}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"problem_type": "multi_label_classification", "id2label": {0: "food", 1: "film", 2: "sound"}},
+        {"problem_type": "regression", "id2label": {0: "stars"}},
+        {"id2label": {0: "relevant"}},
+    ],
+    ids=["several", "value", "one"],
+)
+def test_the_report_shows_the_scores_that_load_gives(tmp_path, demo, fields):
+    verified = tmp_path / "texts.txt"
+    verified.write_text(f"{TEXTS[0]}\n")
+    out = tmp_path / "out"
+    adtp_export.export(save(tmp_path / "model", demo, **fields), out, verify_data=verified)
+    (shown,) = re.findall("<figcaption>(.*?) &middot; ", (out / "report.html").read_text())
+    (answer,) = adtp_export.load(out)([TEXTS[0]])
+    if len(answer.scores) == 1:
+        assert float(shown) == pytest.approx(answer.score, rel=0.01)
+    else:
+        told = {label: float(share) / 100 for label, share in re.findall(r"(\w+) ([\d.]+)%", shown)}
+        right = {label: score for label, score in answer.scores.items() if score > 0.5}
+        assert told == pytest.approx(right or {answer.label: answer.score}, abs=1e-3)
 
 
 class Watched:

@@ -13,7 +13,7 @@ from adtp_export.artifacts.records import Manifest, Target
 from adtp_export.explain.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE, Explanation, TokenView, Views
 from adtp_export.report import html
 from adtp_export.verify.oracle import run_oracle
-from adtp_export.verify.views import make_views
+from adtp_export.verify.views import Labels, make_views
 
 VOID = {"meta", "link", "rect", "line", "br"}
 
@@ -191,7 +191,7 @@ def test_views_are_the_oracle_s(demo):
 
     student = make_student(["1.attention", "2.ffn"])
     oracle = run_oracle(student, [as_numpy(make_batch([9, 32, 1], 32)), as_numpy(make_batch([5, 20], 20, seed=1))])
-    views = make_views(oracle, load_checkpoint(demo).tokenizer, {0: "no", 1: "yes"})
+    views = make_views(oracle, load_checkpoint(demo).tokenizer, Labels({0: "no", 1: "yes"}))
     assert [len(view.tokens) for view in views.texts] == [9, 32, 5, 20]  # a text of one token shows nothing
     for i, site in enumerate(oracle.sites):
         assert sum(views.retention[site]) == 5

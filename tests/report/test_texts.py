@@ -13,7 +13,7 @@ from adtp_export.inference.answers.spans import best_spans
 from adtp_export.report import explained, html, markdown
 from adtp_export.report.names import NAMES
 from adtp_export.verify.oracle import run_oracle
-from adtp_export.verify.views import make_views
+from adtp_export.verify.views import Labels, make_views
 
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
@@ -54,7 +54,7 @@ def shown(demo):
     def make(head):
         student = make_encoder("bert", "adtp", head=head, **HEAD_FIELDS[head])
         oracle = run_oracle(student, [as_numpy(make_batch([9, 14, 4], 15)), as_numpy(make_batch([2, 6], 6, seed=1))])
-        views = make_views(oracle, tokenizer, dict(enumerate(TAGS)))
+        views = make_views(oracle, tokenizer, Labels(dict(enumerate(TAGS))))
         return oracle, views, html.render(manifest(head, list(oracle.sites)), views)
 
     made = {}

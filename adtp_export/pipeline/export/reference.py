@@ -24,12 +24,14 @@ from ...data.readers import Label
 from ...data.rows import TextSource, TokenizedRows, read, tokenize
 from ...errors import InputError, did_you_mean, printable, quoted
 from ...explain.student import explain, means
+from ...inference.config import Config
+from ...io import read_json
 from ...model.encoder import PrunedEncoder
 from ...model.heads.masked import PrunedEncoderForMasked
 from ...verify import metrics, random_ids, samples
 from ...verify.metrics import TaskMetric
 from ...verify.oracle import OracleRun, for_precision, run_oracle, typed
-from ...verify.views import make_views
+from ...verify.views import Labels, make_views
 from .context import ExportContext
 
 if TYPE_CHECKING:
@@ -168,12 +170,12 @@ def _built_in(run: ExportContext) -> tuple[list[tuple[Any, None]], str, dict[str
 def _views(run: ExportContext, oracle: OracleRun) -> Views:
     """What reports show of single texts; what an answer rests on is shown where tokens are dropped."""
     student = run.checkpoint.student
-    config = student.config
-    names = {} if config.num_labels == 1 else {int(i): name for i, name in (config.id2label or {}).items()}
+    config = Config.of(read_json(run.work / "config.json"))  # as `load` reads it
+    labels = Labels(config.id2label, config.kind)
     if not oracle.sites:
-        return make_views(oracle, run.checkpoint.tokenizer, names)
+        return make_views(oracle, run.checkpoint.tokenizer, labels)
     with run.steps.step("explained_s", "explaining answers to single texts"):
-        return make_views(oracle, run.checkpoint.tokenizer, names, functools.partial(explain, student))
+        return make_views(oracle, run.checkpoint.tokenizer, labels, functools.partial(explain, student))
 
 
 def _fallen(oracle: OracleRun) -> tuple[str, ...]:
