@@ -200,6 +200,7 @@ def test_pairs_with_a_score_and_a_teacher_given(base, tmp_path):
     common = ("--train", tmp_path / "pairs.jsonl", "--dev-share", 0.2, *FAST, "--evaluations", 1, "--epochs", 1)
     result = run_cli("adtp-train", *common, "--base", base, "--out", tmp_path / "a", "--json")
     assert result.returncode == 0, result.stderr
+    assert "without effect" not in result.stderr
     record = json.loads(result.stdout)
     assert record["task"] == "regression"
     assert record["judged_on"] == "dev"
@@ -208,6 +209,7 @@ def test_pairs_with_a_score_and_a_teacher_given(base, tmp_path):
     more = ("--teacher", teacher, "--out", tmp_path / "b", "--layers", 1, "--ratio", "static", "--ablate", "ig")
     result = run_cli("adtp-train", *common, *more)
     assert result.returncode == 0, result.stderr
+    assert "--teacher-learning-rate: without effect, since the model of --teacher is taken as it is" in result.stderr
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     assert config["backbone"]["num_hidden_layers"] == 1
     assert (config["model_type"], config["pruning"]["method"]) == ("pruned_encoder", "schedule")

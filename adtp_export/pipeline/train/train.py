@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from ...training.task import Task
 
 SCHEMA = 1
+TUNING = ("teacher_epochs", "teacher_learning_rate")
+"""Settings of a teacher that is fine-tuned here."""
 
 
 @takes(RunOptions, rest=TrainOptions)
@@ -77,7 +79,8 @@ def train(run: RunOptions, **settings: Any) -> dict[str, Any]:
     from ...training.task import read_task
     from ...training.trainer import quiet
 
-    chosen = _choose(run, _given(run.config, settings))
+    given = _given(run.config, settings)
+    chosen = _choose(run, given)
     if not processes.is_main_process:
         steps = Steps()
     with quiet():
@@ -90,6 +93,8 @@ def train(run: RunOptions, **settings: Any) -> dict[str, Any]:
             _telling_lost_process(processes),
         ):
             steps.note(str(task))
+            if teacher and (idle := [flag_name(name) for name in TUNING if given.get(name) is not None]):
+                steps.note(f"{' and '.join(idle)}: without effect, since the model of --teacher is taken as it is")
             teacher = teacher or _tuned_teacher(task, place, steps, processes)
             figures, task = _explain(teacher, task, views, steps, processes)
             model, judgement = _distil(teacher, task, place / WORK / STUDENT, steps)
