@@ -23,6 +23,8 @@ export async function open(folder, name) {
   ]);
   const { prune_sites: sites, max_tokens } = config.adtp;
   const labels = Object.values(config.id2label);
+  // Of several labels each may hold or not, and so may a single one; else they exclude one another.
+  const alone = config.problem_type === "multi_label_classification" || labels.length === 1;
   const tokens = new Map([...tokenizer.get_vocab()].map(([token, id]) => [id, token]));
 
   async function classify(text) {
@@ -32,7 +34,7 @@ export async function open(folder, name) {
     if (config.type_vocab_size > 1) inputs.token_type_ids = row(ids.map(() => 0));
     const { logits, kept_site } = await model(inputs);
     if (!kept_site) throw new Error("the model does not say which tokens it keeps; export it with --debug-outputs");
-    const probabilities = softmax([...logits.data]);
+    const probabilities = (alone ? logistic : softmax)([...logits.data]);
     const score = Math.max(...probabilities);
     return {
       label: labels[probabilities.indexOf(score)],
@@ -47,6 +49,10 @@ export async function open(folder, name) {
 
 function row(numbers) {
   return new Tensor("int64", BigInt64Array.from(numbers, BigInt), [1, numbers.length]);
+}
+
+function logistic(logits) {
+  return logits.map((logit) => 1 / (1 + Math.exp(-logit)));
 }
 
 function softmax(logits) {

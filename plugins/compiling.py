@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -132,8 +133,10 @@ def replace(made: Path, place: Path) -> Path:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(made, part)
-        part.replace(place)  # a process may have the old one open: it keeps its bytes
+        part.replace(place)  # on Linux and macOS a process that has the old one open keeps its bytes
     except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise _unwritable(place.parent, error) from error
     return place
 

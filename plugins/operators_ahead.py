@@ -114,7 +114,7 @@ def _compile(system: System, scratch: Path, environment: Mapping[str, str]) -> P
         "CMAKE_SYSTEM_PROCESSOR": processor,
         "CMAKE_CXX_COMPILER": f"{sys.executable};-m;ziglang;c++;-target;{system.target}",
         "CMAKE_CXX_COMPILER_WORKS": 1,
-        "CMAKE_CXX_FLAGS": f"{_COMPILER_FLAGS} -ffile-prefix-map={operators.SOURCES}=.",
+        "CMAKE_CXX_FLAGS": f'{_COMPILER_FLAGS} "-ffile-prefix-map={operators.SOURCES}=."',
         "CMAKE_CXX_STANDARD_LIBRARIES": "",  # not all that CMake links on Windows
         "CMAKE_SHARED_LINKER_FLAGS": _LINKER_FLAGS,
         "CMAKE_INSTALL_NAME_TOOL": "unused",  # CMake wants macOS's, for an installation that there is not

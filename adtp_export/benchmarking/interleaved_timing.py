@@ -202,4 +202,4 @@ def speedup_of_sums(slower: np.ndarray, faster: np.ndarray) -> tuple[float, floa
     """
     found = float(slower.sum() / faster.sum())
     low, high = interval(slower / faster)
-    return found, max(high - found, found - low, 0.0)
+    return found, max(high - found, found - low)

@@ -1,4 +1,4 @@
-"""Learned Token Pruning as a peer: an exported LTP student with random weights, its thresholds found for each batch.
+"""Learned Token Pruning as a peer: an exported LTP student with random weights, its thresholds found on the first batch of each workload.
 
 Source: Kim et al., Learned Token Pruning for Transformers, KDD 2022 (arXiv 2107.00910); the pruner is `model.pruners.ltp`.
 """

@@ -94,6 +94,16 @@ def make_workloads(
     return workloads
 
 
+SHAPES = f"texts x tokens such as 8x128, of at least {SHORTEST} tokens, and {MOST_TOKENS:,} in all"
+"""What shapes are accepted, for messages."""
+
+
+def is_shape(name: str) -> bool:
+    """Say whether a name is that of a workload of the grid, and of one that can be made."""
+    texts, tokens = shape_of(name) if SHAPE.fullmatch(name) else (0, 0)
+    return tokens >= SHORTEST and texts * tokens <= MOST_TOKENS
+
+
 def shape_of(name: str) -> tuple[int, int]:
     """Read the name of a workload of the grid, such as ``32x64``."""
     batch, padded = map(int, name.split("x"))

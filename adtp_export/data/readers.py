@@ -27,8 +27,8 @@ _DEFAULT_COLUMNS: tuple[tuple[str, ...], ...] = (
     ("sentence1", "sentence2"),
     ("question1", "question2"),
     ("premise", "hypothesis"),
+    ("question", "context"),  # before the next, because questions may have a column "sentence" as well
     ("question", "sentence"),
-    ("question", "context"),
     ("sentence",),
     ("text",),
 )

@@ -35,6 +35,12 @@ from .template import ChatTemplate
 from .tokenize import TokenizedText, encode
 from .windows import Windows, encode_windows
 
+ONE_TEXT = (
+    "--label-column: says how alike two texts are, and there is one text in a row; name both columns, such as "
+    "--text-column sentence1,sentence2"
+)
+"""What is wrong with labels of texts that get vectors."""
+
 
 @dataclass(frozen=True)
 class TextSource:
@@ -71,10 +77,7 @@ def read(head: str, text: TextSource) -> Iterator[Row]:
     else:
         for found, value in read_rows(text.file, column, label):
             if head in VECTORS and label and isinstance(found, str):
-                raise InputError(
-                    "--label-column: says how alike two texts are, and there is one text in a row; name both columns, such as "
-                    "--text-column sentence1,sentence2"
-                )
+                raise InputError(ONE_TEXT)
             yield found, value
 
 

@@ -70,7 +70,8 @@ def _explain(student: PrunedEncoder, row: Batch, asked: np.ndarray) -> Explanati
     lengths = token_attribution(gradients, live)[0].double().numpy()
     attribution, kept_site = lengths / max(lengths.sum(), 1e-24), said.kept_site[0].numpy()
     dropped = kept_site < len(said.decisions)
-    anchors = [0, *(student.read_token(inputs[INPUT_IDS], live).tolist() if student.keeps_last else ())]
+    first = [0] if all(pruner.keeps_first for pruner in student.pruners.values()) else []
+    anchors = [*first, *(student.read_token(inputs[INPUT_IDS], live).tolist() if student.keeps_last else ())]
     figures = agreement(attribution, ~dropped, _order(kept_site, said.decisions), anchors)
     flow, flowed = _flows(student, inputs, kept_site, what.ends)
     if flowed:

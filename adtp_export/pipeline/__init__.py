@@ -1,1 +1,4 @@
-"""What the commands do, as functions of Python: `export`, `bench` and `train`. The commands parse, call and print."""
+"""What the commands do, as functions of Python: `export`, `bench`, `train`, `tune` and `import_checkpoint`.
+
+The commands parse, call and print.
+"""

@@ -82,7 +82,7 @@ def _token(view: TokenView, i: int, sites: Sequence[str]) -> str:
     token, site = view.tokens[i], view.kept_site[i]
     kept = site >= len(sites)
     kind = "kept" if kept else f"d{min(site, SHADES - 1)}"
-    scores = [f"{name}: {view.scores[name][i]:+.2f}" for name in sites if view.scores[name][i] is not None and i > 0]
+    scores = [f"{name}: {view.scores[name][i]:+.2f}" for name in sites if view.scores[name][i] is not None]
     way = passed(view.explained, i) if view.explained else ""
     tip = "; ".join(filter(None, [*scores, "kept" if kept else f"dropped at {sites[site]}", way]))
     word, space, glued = _word(token)

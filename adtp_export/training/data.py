@@ -33,20 +33,21 @@ class Table:
     """Texts with their labels as the source gives them.
 
     source: names it in messages and in the record. texts, labels: what a row is depends on the task; here texts or pairs, each with
-    a class or a number. classes: their order, where the source has one.
+    a class or a number. classes: their order, where the source has one. whole: the table whose rows these are, where they are not all.
     """
 
     source: str
     texts: list[Any]
     labels: list[Any]
     classes: tuple[str, ...] = ()
+    whole: Table | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def rows(self, numbers: Sequence[int], source: str) -> Table:
         texts, labels = [self.texts[i] for i in numbers], [self.labels[i] for i in numbers]
-        return Table(source, texts, labels, self.classes)
+        return Table(source, texts, labels, self.classes, self)
 
     def sample(self, count: int | None) -> Table:
         """Draw `count` rows by seed 0; all where there are no more, or no count."""

@@ -167,6 +167,8 @@ class TrainOptions(Options):
         self._check_method()
         if self.dev is not None:
             self._check_defaults(["dev_share"], "beside --dev; leave one of them out")
+        if self.ratio == "static":
+            self._check_defaults(["retention_ratios"], "with --ratio static; leave it out")
         self._check_terms()
         given = self._list("retention")
         if not all(1e-3 <= value <= 1 for value in given):

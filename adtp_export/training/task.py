@@ -95,6 +95,10 @@ def check_head(head: str, settings: TrainOptions) -> None:
     if head != HEAD_SEQUENCE:
         check_mask(named, settings)
     if head == HEAD_EMBEDDING:
+        if settings.temperature != TrainOptions.temperature:
+            raise InputError(
+                f"--temperature: got {settings.temperature:g} for --task embedding, which compares vectors by their cosine; leave it out"
+            )
         if settings.base is not None:
             raise InputError(
                 "--task embedding: a student learns the vectors of its teacher; give the model as --teacher, not as --base"
@@ -132,16 +136,6 @@ def read_task(settings: TrainOptions, progress: Callable[[int, int], None] = lam
     return make_task(settings, objective, load_tables(settings, objective.read), progress)
 
 
-def before_holding_out(tables: Mapping[str, Table], settings: TrainOptions) -> Table:
-    """Return the training rows with those that were held out of them: a rare class may be among these alone."""
-    if settings.dev is not None:
-        return tables["train"]
-    names = ("train", "dev", *(("test",) if settings.test is None else ()))
-    parts = {id(tables[name]): tables[name] for name in names}.values()  # dev may stand in for test
-    texts, labels = ([each for part in parts for each in getattr(part, name)] for name in ("texts", "labels"))
-    return dataclasses.replace(tables["train"], texts=texts, labels=labels)
-
-
 def make_task(
     settings: TrainOptions,
     objective: Objective,
@@ -149,7 +143,8 @@ def make_task(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Task:
     """Make a task of tables that are read already; see `read_task`."""
-    labels = objective.labels(before_holding_out(tables, settings), settings)
+    # Rows that were held out of the training rows count: a rare class may be among these alone.
+    labels = objective.labels(tables["train"].whole or tables["train"], settings)
     if labels.regression:
         check_mask("regression", settings)
     tables = {**tables, "train": tables["train"].sample(settings.train_rows)}

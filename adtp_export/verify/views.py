@@ -98,8 +98,8 @@ def _token_view(
     n = int((batch.kept_site[row] >= 0).sum())
     scores = {
         site: tuple(
-            round(float(s), 3) if live else None
-            for s, live in zip(decision.rule.order[row, :n], decision.live[row, :n])
+            round(float(s), 3) if competes else None
+            for s, competes in zip(decision.rule.order[row, :n], decision.rule.competing(decision.live)[row, :n])
         )
         for site, decision in zip(sites, batch.exact.decisions)
     }

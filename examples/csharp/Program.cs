@@ -4,6 +4,7 @@
 // ADTP_LIBRARY, in the environment, may name the library of compiled attention operators: what adtp-plugin path prints.
 using System;
 using System.Collections.Generic;
+using System.Globalization;
 using System.Linq;
 using Microsoft.ML.OnnxRuntime;
 
@@ -36,7 +37,8 @@ int labels = (int)found[0].GetTensorTypeAndShape().Shape[1]; // of (texts, label
 
 for (int i = 0; i < texts.Length; ++i)
 {
-    IEnumerable<string> probabilities = Softmax(logits[(i * labels)..((i + 1) * labels)]).Select(p => p.ToString("F9"));
+    IEnumerable<string> probabilities = Softmax(logits[(i * labels)..((i + 1) * labels)])
+        .Select(p => p.ToString("F9", CultureInfo.InvariantCulture));
     Console.WriteLine($"{string.Join(" ", probabilities)} {texts[i]}");
 }
 return 0;

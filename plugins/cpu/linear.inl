@@ -4,7 +4,7 @@
 //   Bf16, Int8: a group of a row times groups of kLanes columns, with
 //     kRows: of a tile, kVectors: of its columns; together they fill the registers
 //     Sums, Weights, Row; zero(), load(weights), broadcast(row), dot(sums, row, weights)
-//   Bf16::value(sums): as floats. Int8::value(sums, columnSums, zero): the same less zero * columnSums.
+//   Bf16::value(sums): as floats. Int8::value(sums, columnSums, some, zero): the same less zero * columnSums, of which `some` are there.
 //   Bf16::kRowBytes: of a group of a row, as storeBf16 writes it: two of bf16, or two floats rounded to it.
 //
 // Everything is in an unnamed namespace, and nothing of the standard library is called: a function that the linker may

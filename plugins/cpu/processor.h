@@ -93,9 +93,16 @@ inline bool hasAvx2Vnni()
     return hasAvx2() && Features(kOfAvx2).eax1 >> 4 & 1;
 }
 
+// Bits of EBX: the foundation, and from MSVC also DQ, CD, BW and VL, which its /arch:AVX512 lets it take everywhere.
+#ifdef _MSC_VER
+constexpr uint32_t kAvx512Bits = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31;
+#else
+constexpr uint32_t kAvx512Bits = 1u << 16;
+#endif
+
 inline bool hasAvx512()
 {
-    return Features(kOfAvx512).ebx >> 16 & 1;
+    return (Features(kOfAvx512).ebx & kAvx512Bits) == kAvx512Bits;
 }
 
 // Linear layers in lower precision take its bytes and words, too.

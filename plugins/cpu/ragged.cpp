@@ -138,7 +138,7 @@ Ragged::Ragged(Call const& call, Level const& level)
     for (int64_t b = 0; b < mCall.sequences; ++b)
     {
         place(b);
-        mCost += mCall.numHeads * mPlaces[b].cost;
+        mCost += mPlaces[b].heads * mPlaces[b].cost;
         seen += mCall.numHeads * mPlaces[b].seen;
     }
     if (mCall.received)
@@ -241,6 +241,13 @@ void Ragged::place(int64_t sequence)
 {
     Place& it = mPlaces[sequence];
     it.queries = int64_t{mCall.bounds[sequence + 1]} - mCall.bounds[sequence];
+    it.heads = mCall.numHeads;
+    if (it.queries == 1 && !mCall.received)
+    {
+        // As in generation, a token at a time. The heads of a group see the same keys, which are read once for all of them.
+        it.heads = mCall.keyHeads;
+        it.queries = mCall.numHeads / mCall.keyHeads;
+    }
     it.keys = int64_t{mCall.keyBounds[sequence + 1]} - mCall.keyBounds[sequence];
     it.blocks = (it.queries + mLevel.queries - 1) / mLevel.queries;
     it.seen = 0;
@@ -260,21 +267,25 @@ Ragged::Span Ragged::span(int64_t sequence, int64_t block) const
     {
         return {0, it.keys};
     }
-    int64_t const query = block * mLevel.queries;
-    int64_t const last = std::min(query + mLevel.queries, it.queries) - 1;
+    bool const grouped = it.heads < mCall.numHeads;
+    int64_t const query = grouped ? 0 : block * mLevel.queries;
+    int64_t const last = grouped ? 0 : std::min(query + mLevel.queries, it.queries) - 1;
     int32_t const* const first = mSeen.get() + mCall.bounds[sequence];
     return {first[query], first[mCall.tokens + last] - first[query]};
 }
 
 Block Ragged::block(int64_t sequence, int64_t head, int64_t index, Span keys) const
 {
+    Place const& it = mPlaces[sequence];
+    bool const grouped = it.heads < mCall.numHeads; // then a block's queries are heads of one token
     int64_t const query = index * mLevel.queries;
-    int64_t const row = mCall.bounds[sequence] + query;
+    int64_t const row = mCall.bounds[sequence] + (grouped ? 0 : query);
     int64_t const keyRow = mCall.keyBounds[sequence] + keys.first;
-    int64_t const stride = mCall.numHeads * mCall.headSize;
+    int64_t const width = mCall.numHeads * mCall.headSize;
+    int64_t const stride = grouped ? mCall.headSize : width;
     int64_t const keyStride = mCall.keyHeads * mCall.headSize;
-    int64_t const key = keyRow * keyStride + head * mCall.keyHeads / mCall.numHeads * mCall.headSize;
-    int64_t const own = row * stride + head * mCall.headSize;
+    int64_t const key = keyRow * keyStride + head * mCall.keyHeads / it.heads * mCall.headSize;
+    int64_t const own = mCall.bounds[sequence] * width + head * (width / it.heads) + query * stride;
     Block made{};
     made.type = mCall.type;
     made.q = at(mCall.type, mCall.q, own);
@@ -284,11 +295,12 @@ Block Ragged::block(int64_t sequence, int64_t head, int64_t index, Span keys) co
     made.stride = stride;
     made.keyStride = keyStride;
     made.keys = keys.keys;
-    made.queries = static_cast<int32_t>(std::min<int64_t>(mPlaces[sequence].queries - query, mLevel.queries));
+    made.queries = static_cast<int32_t>(std::min<int64_t>(it.queries - query, mLevel.queries));
     made.headSize = static_cast<int32_t>(mCall.headSize);
     made.scale = mCall.scale;
-    made.from = mSeen ? mSeen.get() + row : nullptr;
-    made.to = mSeen ? mSeen.get() + mCall.tokens + row : nullptr;
+    bool const differs = mSeen && !grouped; // what the queries see
+    made.from = differs ? mSeen.get() + row : nullptr;
+    made.to = differs ? mSeen.get() + mCall.tokens + row : nullptr;
     made.firstKey = keys.first;
     made.bias = mBiases ? mBiases.get() + head * pitch() + mReach : nullptr;
     made.distances = distances(head);
@@ -320,8 +332,8 @@ bool Ragged::run(int64_t piece) const
     for (int64_t b = 0; b < mCall.sequences && done < end; ++b)
     {
         Place const& it = mPlaces[b];
-        int64_t const firstHead = it.blocks && begin > done ? std::min((begin - done) / it.cost, mCall.numHeads) : 0;
-        for (int64_t head = firstHead; head < mCall.numHeads && done + head * it.cost < end; ++head)
+        int64_t const firstHead = it.blocks && begin > done ? std::min((begin - done) / it.cost, it.heads) : 0;
+        for (int64_t head = firstHead; head < it.heads && done + head * it.cost < end; ++head)
         {
             int64_t work = done + head * it.cost;
             float* received = partial ? partial + head * it.seen : nullptr;
@@ -339,7 +351,7 @@ bool Ragged::run(int64_t piece) const
                 received = received ? received + keys.keys : nullptr;
             }
         }
-        done += mCall.numHeads * it.cost;
+        done += it.heads * it.cost;
         partial = partial ? partial + mCall.numHeads * it.seen : nullptr;
     }
     return true;

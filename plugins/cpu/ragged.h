@@ -65,7 +65,8 @@ public:
 private:
     struct Place // of a sequence in the order of work
     {
-        int64_t queries;
+        int64_t heads; // each has blocks of its own
+        int64_t queries; // of one head; where a text has one, that of each head that shares keys
         int64_t keys;
         int64_t blocks; // of queries, of one head
         int64_t seen; // keys of all blocks of one head

@@ -15,7 +15,9 @@ import numpy as np
 import onnx
 import onnxruntime
 
-PLUGINS, DOMAIN = ("AdtpRaggedAttention", "AdtpRaggedAttentionReceived"), "trt.plugins"
+_ATTENTION = "AdtpRaggedAttention"
+PLUGINS = tuple(_ATTENTION + form for form in ("", "Received", "Grouped", "GroupedWindow", "GroupedReceived"))
+DOMAIN = "trt.plugins"
 
 
 def for_tensorrt_provider(path):

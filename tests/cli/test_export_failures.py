@@ -29,6 +29,7 @@ def bad(*arguments):
         bad("--batch", "a:b:c"),
         bad("--trt", "--gpu", "sm_86,sm_999"),
         bad("--gpu", "sm_86"),
+        bad("--trt-flavor", "rtx"),
         bad("--per-gpu"),
         bad("--verify-data", "missing.txt"),
         bad("--update", "--force"),

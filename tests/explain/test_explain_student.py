@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from testbed import HEAD_FIELDS, TINY_BACKBONES, as_numpy, make_batch, make_encoder, make_student
+from testbed import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, make_batch, make_encoder, make_student
 from transformers import AutoModelForSequenceClassification
 
 from adtp_export.data.windows import Windows
@@ -163,6 +163,22 @@ def test_a_student_that_keeps_the_worst_is_told():
     assert abs(found.figures[ORDER]) > 0.01  # above rounding, so that its sign means something
     assert found.figures[POSSIBLE] == other.figures[POSSIBLE]
     assert found.figures[HELD] != other.figures[HELD]
+
+
+def test_a_first_token_that_competes_counts():
+    """It always stays in one of two students of the same weights and cuts."""
+    held, some = {}, make_encoder("bert", "schedule", head="spans")
+    for keep_first in (True, False):
+        pruning = {**PRUNINGS["schedule"], "keep_first": keep_first}
+        student = type(some)(type(some.config)(backbone=TINY_BACKBONES["bert"], pruning=pruning, head="spans")).eval()
+        student.load_state_dict(some.state_dict())
+        row = one_text()
+        found = explain(student, row, np.arange(N) > 3)
+        first = 1 if keep_first else 0
+        values, stays = np.array(found.attribution)[first:], np.array(found.kept_site)[first:] == 2
+        held[keep_first] = found.figures[HELD]
+        assert held[keep_first] == pytest.approx(values[stays].sum() / values.sum())
+    assert held[True] != held[False]
 
 
 def test_agreement_by_hand():

@@ -44,6 +44,19 @@ def test_shapes_of_a_level_take_as_long_as_fewer_layers():
             assert table.fastest(arm, BOTH) == pytest.approx(level.speedup, rel=2e-3 * 6)  # retentions are of 1/1000
 
 
+def test_a_student_races_at_one_level_alone():
+    """Noise may make a whole student the best of two speeds: here 6 layers take a little longer than 8."""
+    whole = {12: 10.0, 8: 8.0, 6: 8.05, 4: 6.0}
+    timed = [Time(Arm(depth), "fp32", ms) for depth, ms in whole.items()]
+    cuts = [
+        Time(Arm(depth, "0.ffn", at), "fp32", ms * (0.4 + 0.5 * at)) for depth, ms in whole.items() for at in RETENTIONS
+    ]
+    found = levels(Table([*timed, *cuts]), None, ["fp32"])
+    arms = [arm for level in found for arm in level.arms]
+    assert len(arms) == len(set(arms))
+    assert arms.count(Arm(8)) == 1
+
+
 def test_an_asked_speedup_makes_one_level():
     table = times()
     (level,) = levels(table, 3, BOTH)

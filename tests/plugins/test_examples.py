@@ -1,6 +1,7 @@
 """The applications of `plugins/examples`, as far as this machine can take them."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,8 @@ def test_onnxruntime_tensorrt(exported, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import onnxruntime_tensorrt as example
 
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "plugins" / "cpp").glob("*plugin.cpp")]
+    assert set(example.PLUGINS) == set(re.findall(r'"(AdtpRagged\w+)"', "".join(sources)))
     model = onnx.load_from_string(example.for_tensorrt_provider(exported / "model.onnx"))
     assert [node.domain for node in model.graph.node if node.op_type == "AdtpRaggedAttention"] == ["trt.plugins"] * 4
     assert not model.functions

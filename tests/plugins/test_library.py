@@ -73,6 +73,16 @@ def test_a_compiler_and_a_place_that_are_not_there_are_told_before_anything_is_c
         compiling.build(tmp_path, {}, ["x"], record, tmp_path / "file" / "below", os.environ)
 
 
+def test_a_copy_that_fails_leaves_nothing(tmp_path):
+    (tmp_path / "made").write_bytes(bytes(20_000))
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9_999, 9_999))"
+    call = "compiling.replace(Path('made'), Path('place/library').absolute())"
+    program = f"from pathlib import Path; from adtp_export.plugins import compiling; {limit}; {call}"
+    run = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "place cannot be written (File too large)" in run.stderr
+    assert not [*(tmp_path / "place").iterdir()]
+
+
 def test_what_a_compiler_says_is_read_whatever_its_encoding():
     with pytest.raises(EngineBuildError, match="error: \ufffd"):
         compiling._run(

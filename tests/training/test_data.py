@@ -13,7 +13,6 @@ from adtp_export.errors import InputError
 from adtp_export.training.data import Examples, Labels, LengthGrouped, Table, load_tables
 from adtp_export.training.objectives import for_head
 from adtp_export.training.settings import TrainOptions, as_yaml, read_settings
-from adtp_export.training.task import before_holding_out
 
 
 @pytest.mark.parametrize(
@@ -184,6 +183,10 @@ def test_order_depends_on_seed_and_epoch_alone():
         ({"dev_share": 1.0}, "--dev-share: got 1.0; accepted is from 0.000001 to 0.9"),
         ({"retention": "half"}, "numbers with commas"),
         ({"retention_ratios": "0.3,0.5"}, "end with 1.0"),
+        (
+            {"retention_ratios": "0.3,1.0", "ratio": "static"},
+            "--retention-ratios: got '0.3,1.0', which nothing uses with",
+        ),
         ({"alpha": 2.0}, "from 0 to 1"),
         ({"epochs": 0.0}, "above 0"),
         ({"batch_size": 0}, "at least 1"),
@@ -288,6 +291,4 @@ def test_a_rare_class_that_was_held_out_is_a_class(task):
     for first in range(41):  # it is in another place each time
         table = Table("x.jsonl", texts, labels[first:] + labels[:first])
         tables = load_tables(settings, lambda path, settings, table=table: table)
-        assert for_head(task).labels(before_holding_out(tables, settings), settings).names == ("a", "b", "rare")
-    own = TrainOptions(base="b", train="x.jsonl", dev="dev.jsonl")
-    assert before_holding_out(tables, own) is tables["train"]
+        assert for_head(task).labels(tables["train"].whole, settings).names == ("a", "b", "rare")

@@ -295,6 +295,15 @@ def test_an_answer_is_found_in_the_windows_that_hold_it(base):
     [
         ({"train": "texts", "task": "embedding", "base": "{base}"}, "give the model as --teacher, not as --base"),
         ({"train": "texts", "task": "embedding", "teacher": "{base}", "ablate": "teacher"}, "has no other loss"),
+        (
+            {"train": "texts", "task": "embedding", "teacher": "{base}", "label_column": "score"},
+            "--label-column: says how alike two texts are",
+        ),
+        ({"train": "texts", "task": "embedding", "teacher": "{base}", "temperature": 5.0}, "--temperature: got 5 for"),
+        (
+            {"train": "texts", "task": "spans", "base": "{base}", "text_column": "x"},
+            "--text-column: got 'x'; questions are",
+        ),
         ({"train": "texts", "task": "tags", "base": "{base}"}, "row 1 has no 'tokens'; it has text"),
         ({"train": "texts", "task": "tag", "base": "{base}"}, "--task: got 'tag'; accepted are auto, classification"),
         ({"train": "texts", "task": "spans", "base": "{base}"}, "row 1 has no 'question'"),

@@ -10,11 +10,10 @@ from tokenizers import Tokenizer
 
 from ...benchmarking.workloads import (
     GRID,
-    MOST_TOKENS,
-    SHAPE,
-    SHORTEST,
+    SHAPES,
     SKEWED,
     Workload,
+    is_shape,
     make_workloads,
     real_lengths,
     shape_of,
@@ -61,12 +60,8 @@ def names_of(chosen: BenchOptions) -> Sequence[str]:
     """
     names = tuple(dict.fromkeys(listed(chosen.workloads))) or (*GRID, *SKEWED)
     for name in names:
-        texts, tokens = shape_of(name) if SHAPE.fullmatch(name) else (0, 0)
-        if name not in SKEWED and not (tokens >= SHORTEST and texts * tokens <= MOST_TOKENS):
-            raise InputError(
-                f"--workload: got {quoted(name)}; accepted are {', '.join(SKEWED)}, and texts x tokens such as 8x128, of at least "
-                f"{SHORTEST} tokens, and {MOST_TOKENS:,} in all"
-            )
+        if name not in SKEWED and not is_shape(name):
+            raise InputError(f"--workload: got {quoted(name)}; accepted are {', '.join(SKEWED)}, and {SHAPES}")
     return names
 
 

@@ -126,8 +126,8 @@ class ExportOptions(ReadOptions):
     steps: Steps | None = None
 
     def check(self) -> None:
-        for name in ("gpu", "per_gpu"):
-            if getattr(self, name) and not self.trt:
+        for name in ("gpu", "per_gpu", "trt_flavor"):
+            if getattr(self, name) != getattr(ExportOptions, name) and not self.trt:
                 raise InputError(f"{flag_name(name)} says how to build engines; add --trt")
         if self.triton_name is not None and self.triton is None:
             raise InputError("--triton-name names the models of --triton REPO, which is missing")

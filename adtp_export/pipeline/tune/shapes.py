@@ -150,16 +150,20 @@ def levels(table: Table, speedup: float | None, precisions: Sequence[str]) -> li
     if speedup is not None:
         most = fastest_of(table, precisions)[1]
         asked = [min(speedup * AHEAD, most)] if speedup <= most else []
-    found = []
-    for each in asked:
+    found, seen = (
+        list[Level](),
+        {table.dense},
+    )  # times are noisy: one student may be the best of two speeds, and races at one
+    for each in sorted(asked):
         made = [table.shape_for(layers, each, precisions) for layers in depths(table.layers)]
-        arms = tuple(dict.fromkeys(arm for arm in made if arm is not None and arm != table.dense))
+        arms = _without_shallower([arm for arm in dict.fromkeys(made) if arm is not None and arm not in seen])
+        seen.update(arms)
         if arms:
-            found.append(Level(each, _without_deeper(arms)))
-    return sorted(found)
+            found.append(Level(each, arms))
+    return found
 
 
-def _without_deeper(arms: Sequence[Arm]) -> tuple[Arm, ...]:
+def _without_shallower(arms: Sequence[Arm]) -> tuple[Arm, ...]:
     """Leave out whole students with fewer layers than another whole one: they are faster than asked, and no better."""
     whole = [arm.layers for arm in arms if not arm.site]
     return tuple(arm for arm in arms if arm.site or arm.layers == max(whole))

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ...benchmarking.interleaved_timing import by_cycle, measure, speedup
 from ...benchmarking.processes import DEPLOYED, WITH_PLUGIN, Contender, Processes
 from ...benchmarking.sweep import settings as kept_at
-from ...benchmarking.workloads import BATCH, SHAPE, SHORTEST, Workload, make_workloads, shape_of
+from ...benchmarking.workloads import BATCH, SHAPES, Workload, is_shape, make_workloads, shape_of
 from ...calibration import recipes
 from ...calibration.plan import make_quantization_plan
 from ...calibration.quantize import write_quantized
@@ -26,6 +26,7 @@ from ...graph.passes import MEASURED, run_passes
 from ...model.selection import PERMILLE
 from ...options import PathLike
 from ...runtimes import onnxruntime
+from ...training.data import told
 from ...training.models import make_student
 from ...training.task import Task
 from ...training.trainer import Progress
@@ -48,13 +49,11 @@ def workload(chosen: PathLike | None, task: Task) -> Workload:
     examples, longest = task.parts["dev"], task.settings.max_tokens
     assert longest is not None  # a task has resolved it
     if chosen is not None and not Path(chosen).is_file():
-        if not SHAPE.fullmatch(str(chosen)):
-            raise InputError(
-                f"--workload: got {quoted(str(chosen))}; accepted are a file of texts and a shape such as 8x128"
-            )
-        if not SHORTEST <= shape_of(str(chosen))[1] <= longest:
-            raise InputError(f"--workload: got {chosen}; texts have {SHORTEST} to {longest} tokens (--max-tokens)")
-        tokenizer, texts = task.tokenizer.backend_tokenizer, [" ".join(map(str, task.tables["dev"].texts[:64]))]
+        if not is_shape(str(chosen)):
+            raise InputError(f"--workload: got {quoted(str(chosen))}; accepted are a file of texts, and {SHAPES}")
+        if shape_of(str(chosen))[1] > longest:
+            raise InputError(f"--workload: got {chosen}; texts have at most {longest} tokens (--max-tokens)")
+        tokenizer, texts = task.tokenizer.backend_tokenizer, [" ".join(map(told, task.tables["dev"].texts[:64]))]
         return make_workloads([str(chosen)], examples.inputs, len(task.tokenizer), tokenizer, texts, longest)[0]
     rows: Sequence[TokenizedText]
     if chosen is None:

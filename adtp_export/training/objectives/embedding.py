@@ -13,6 +13,7 @@ from torch.nn.functional import cosine_similarity
 
 from ...contract import ATTENTION_MASK, HEAD_EMBEDDING, INPUT_IDS, TOKEN_TYPE_IDS
 from ...data.readers import read_rows
+from ...data.rows import ONE_TEXT
 from ...data.tokenize import encode
 from ...errors import InputError
 from ...inference.answers.sequence import quality
@@ -47,6 +48,8 @@ class EmbeddingObjective(Objective):
     def read(self, path: Path, settings: TrainOptions) -> Table:
         texts = [text for text, _ in read_rows(path, settings.text_column)]
         if isinstance(texts[0], str):
+            if settings.label_column != TrainOptions.label_column:
+                raise InputError(ONE_TEXT)
             return Table(path.name, texts, [0.0] * len(texts))
         return Table(
             path.name, texts, [label for _, label in read_rows(path, settings.text_column, settings.label_column)]

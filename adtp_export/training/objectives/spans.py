@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ...contract import ATTENTION_MASK, END_LOGITS, HEAD_SPANS, START_LOGITS
-from ...data.labelled import Question, read_questions
+from ...data.labelled import ANSWERS, CONTEXT, QUESTION, Question, read_questions
 from ...data.windows import TextWithOffsets, encode_windows
-from ...errors import InputError
+from ...errors import InputError, quoted
 from ...explain.gradients import answer_score
 from ...inference.answers import spans
+from ...options import flag_name
 from ..data import Examples, Labels, Table, known_inputs
 from ..losses import logit_loss
 from ..settings import TrainOptions
@@ -64,6 +65,12 @@ class SpansObjective(Objective):
     head = HEAD_SPANS
 
     def read(self, path: Path, settings: TrainOptions) -> Table:
+        for name in ("text_column", "label_column"):
+            if (given := getattr(settings, name)) != getattr(TrainOptions, name):
+                columns = f"{QUESTION}, {CONTEXT} and {ANSWERS}"
+                raise InputError(
+                    f"{flag_name(name)}: got {quoted(given)}; questions are read from the columns {columns}. Leave it out"
+                )
         questions = list(read_questions(path))
         return Table(path.name, questions, [question.answers for question in questions])
 
