@@ -1,1 +1,1 @@
-"""Packed student to ONNX: the exporter call, graph passes (one per file), and the output directory."""
+"""Packed student to ONNX: the exporter call, and graph passes, one per file."""

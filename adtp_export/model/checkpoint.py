@@ -192,13 +192,10 @@ def assemble(
         for name in unused:
             del stored[name]
     _check_weights(stored, expected, directory)
+    stored = {name: t for name, t in stored.items() if not name.endswith(_BENIGN_SUFFIX)}
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in stored.values()})
     # Copies: in a file weights lie anywhere, and the last bit of an answer may depend on where they lie in memory.
-    upcast = {
-        name: stored.pop(name).to(torch.float32, copy=True)
-        for name in list(stored)
-        if not name.endswith(_BENIGN_SUFFIX)
-    }
+    upcast = {name: stored.pop(name).to(torch.float32, copy=True) for name in list(stored)}
     with Uninitialised():  # the weights come from the checkpoint
         student = make(config)
     tied.load(student, upcast, ties)

@@ -227,14 +227,14 @@ class KeepAboveShare(Rule):
     def _above(self, largest: Tensor) -> KeepAbove:
         return KeepAbove(self.order / largest, self.share, self.first_may_fall, also=self.also)
 
-    def _alive(self, live: Tensor) -> KeepAbove:
+    def of_threshold(self, live: Tensor) -> KeepAbove:
         return self._above(self.order.masked_fill(~live, 0).amax(1, keepdim=True))
 
     def first_falls(self) -> Tensor:
         return self._above(self.order.amax(1, keepdim=True)).first_falls()
 
     def padded(self, live: Tensor) -> Tensor:
-        return self._alive(live).padded(live)
+        return self.of_threshold(live).padded(live)
 
     def packed(self, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
         start = cu_seqlens[:-1]
@@ -251,10 +251,10 @@ class KeepAboveShare(Rule):
         return self._above(rows.of_text(largest)).fixed(rows)
 
     def margins(self, live: Tensor) -> Tensor:
-        return self._alive(live).margins(live)
+        return self.of_threshold(live).margins(live)
 
     def behind(self, live: Tensor) -> tuple[Tensor | None, Tensor]:
-        return self._alive(live).behind(live)
+        return self.of_threshold(live).behind(live)
 
 
 @dataclass(frozen=True)

@@ -252,8 +252,7 @@ class EmbeddingMetric(TaskMetric):
     def quality(self, rows: Sequence[Outputs]) -> dict[str, float]:
         if self.scores is None:
             return {}
-        pairs = len(self.scores)
-        vectors = _stacked(rows[: 2 * pairs], self.reads[0])
+        vectors = _stacked(rows, self.reads[0])
         return embedding.quality(embedding.cosines(vectors[::2], vectors[1::2]), self.scores)
 
 
@@ -308,9 +307,6 @@ class HybridMetric(EmbeddingMetric):
     """The vector of a text is what is judged; the outputs for tokens are compared number by number, as all are."""
 
     head = HEAD_HYBRID
-
-    def part(self, stays: np.ndarray) -> HybridMetric:
-        return self if self.scores is None else HybridMetric(self.scores[stays])
 
 
 def default(head: str, problem_type: str | None, names: Mapping[Any, str]) -> TaskMetric:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..artifacts.records import ExcusedFlip, OutputParity, Parity
 from ..contract import KEPT_SITE, OUTPUTS, SEQUENCE
 from ..runtimes import Engine
+from . import flips
 from .metrics import AGREEMENT, Outputs
 from .oracle import OracleBatch, OracleRun
 
@@ -159,11 +160,12 @@ def _compare_batch(
     real = expected.kept_site >= 0
     kept = [((kept_site > i) & real, (expected.kept_site > i) & real) for i in range(len(oracle.sites))]
     flipped = (kept_site != expected.kept_site).any(1)
-    flips = [_judge(oracle, expected, kept_site, row, row0) for row in map(int, np.flatnonzero(flipped))]
+    found = [flips.judge(oracle, expected, kept_site[row], row) for row in map(int, np.flatnonzero(flipped))]
+    found = [replace(flip, row=row0 + flip.row) for flip in found]
     failures += [
         f"kept tokens differ first at site {flip.site} (row {flip.row}: the decision has a margin of "
         f"{flip.margin:.3g}, its error bound is {flip.bound:.3g})"
-        for flip in flips
+        for flip in found
         if not flip.margin < flip.bound  # nor is a NaN
     ]
     for name in names:
@@ -176,7 +178,7 @@ def _compare_batch(
         debug_diff=max(_largest_difference(results[0][name][~flipped], results[-1][name][~flipped]) for name in names),
         both=sum(int((a & b).sum()) for a, b in kept),
         either=sum(int((a | b).sum()) for a, b in kept),
-        flips=tuple(flips),
+        flips=tuple(found),
         failures=tuple(failures),
     )
 
@@ -222,15 +224,3 @@ def _failures(
             "every site kept the same tokens there"
         )
     return failures
-
-
-def _judge(oracle: OracleRun, expected: OracleBatch, kept_site: np.ndarray, row: int, row0: int) -> ExcusedFlip:
-    """Find the first site at which a row diverges, with the margin and the error bound of its decision."""
-    a, b = kept_site[row], expected.kept_site[row]
-    first = int(np.minimum(a, b)[a != b].min())
-    if first < 0 or first >= len(oracle.sites):  # padding taken for a token, or the other way round
-        return ExcusedFlip(row0 + row, "unpadding", np.inf, 0.0)
-    # Another count comes from the first decision of a rule; the same count with other tokens, from the second.
-    kind = 0 if (a > first).sum() != (b > first).sum() else 1
-    bound = oracle.multiple * oracle.decision_errors[first, kind]
-    return ExcusedFlip(row0 + row, oracle.sites[first], float(expected.margins[first, kind, row]), float(bound))

@@ -100,11 +100,38 @@ def _other_choice(
 ) -> str | None:
     """Say which picture keeps other tokens than fp64 chooses, where no rounding explains it."""
     distances, error = errors_of_network(_Distances(features), pictures, dtype_of(precision))
+    bound = multiple_of(precision) * error
+    if (
+        kept.shape != (len(pictures), kept_tokens)
+        or kept.min() < 0
+        or kept.max() >= distances.shape[1]
+        or (np.diff(kept) <= 0).any()
+    ):
+        return f"image tokens that stay are not {kept_tokens} of each picture, in order"
     for number, (own, found) in enumerate(zip(distances, kept)):
         places, margin = far([], kept_tokens, own)
-        if sorted(places) != found.tolist() and not margin < multiple_of(precision) * error:
+        if sorted(places) == found.tolist():
+            continue
+        if not margin < bound:
             return f"picture {number} keeps other image tokens, and that choice is clear ({margin:.2e})"
+        if not (uneven := unevenness(own, found)) < 2 * bound:  # of two distances, each off by as much
+            return f"picture {number} keeps image tokens that no rounding explains ({uneven:.2e} is accepted up to {2 * bound:.2e})"
     return None
+
+
+def unevenness(distances: np.ndarray, kept: np.ndarray) -> float:
+    """Return by how much tokens are none that were each picked as the farthest from those before: 0 or less where they may be.
+
+    The first of such is the one whose nearest other is farthest. Of the tokens that are left, none is farther from all of them than they
+    are from one another (Gonzalez, Clustering to minimize the maximum intercluster distance, 1985).
+
+    Args:
+        distances: ``(n, n)``, symmetric. kept: ``(m,) int64``, m < n, all different.
+    """
+    apart = distances + np.diag(np.full(len(distances), np.inf))
+    alone = apart.min(1)
+    left = np.delete(apart[:, kept].min(1), kept).max()
+    return float(max(alone.max() - alone[kept].max(), left - apart[np.ix_(kept, kept)].min(initial=np.inf)))
 
 
 class _Distances(nn.Module):

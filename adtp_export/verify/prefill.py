@@ -231,6 +231,13 @@ def first_difference(rows: Sequence[np.ndarray], others: Sequence[np.ndarray]) -
     return next((i for i, (a, b) in enumerate(zip(rows, others)) if not np.array_equal(a, b)), len(rows))
 
 
+def may_follow(prompt: Prompt, own: np.ndarray, found: np.ndarray) -> bool:
+    """Say whether ``found (m,)`` may be rows that enter a layer: in order, as many as the oracle's, and all of the text."""
+    image = prompt.image.numpy() & (np.arange(len(prompt.image)) < len(prompt.image) - 1)  # the last token stays
+    there = len(found) == len(own) and found.min(initial=0) >= 0 and found.max(initial=0) < len(image)
+    return bool(there and (np.diff(found) >= 0).all() and np.array_equal(found[~image[found]], np.flatnonzero(~image)))
+
+
 def compare(decoder: Decoder, expected: Expected, prefill: Run, step: Run) -> Parity:
     """Compare the files of a target with the oracle on all prompts at once."""
     prompts, layers = expected.prompts, decoder.first_layers
@@ -249,6 +256,12 @@ def compare(decoder: Decoder, expected: Expected, prefill: Run, step: Run) -> Pa
         found = [rows_of(answers[0], layer, number) - bounds[number] for layer in layers]
         parted = first_difference(reading.rows, found)
         kept.append(np.mean([np.array_equal(a, b) for a, b in zip(reading.rows, found)]))
+        if parted < len(layers) and (
+            parted == 0 or not may_follow(prompts[number], reading.rows[parted], found[parted])
+        ):
+            wrong = f"prompt {number} enters layer {layers[parted]} with rows that no choice of image tokens leaves"
+            flips.append(ExcusedFlip(number, f"{layers[parted]}.attention", np.inf, 0.0))
+            continue
         if parted < len(layers):
             margin, bound = reading.choices[parted - 1].margin, expected.multiple * expected.choice_errors[parted - 1]
             flips.append(ExcusedFlip(number, f"{layers[parted]}.attention", margin, bound))

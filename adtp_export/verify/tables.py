@@ -10,13 +10,14 @@ from torch import Tensor
 
 
 def wrong_token(file: Path, embeddings: Tensor) -> int | None:
-    """Return the first token id whose row an ONNX file has otherwise, rounded to the file's precision; None where there is none.
+    """Return the first token id whose row an ONNX file has otherwise, rounded to the file's precision; None where there is none. It is 0
+    where the file has no table of that shape.
 
     Args:
         embeddings: of the student, ``(vocabulary, width)``, fp32.
     """
     wanted = embeddings.detach().numpy()
-    found = None
+    found = 0
     for value in ir.load(file).graph.initializers.values():
         tensor = value.const_value
         if tensor is None or tuple(tensor.shape) != wanted.shape:

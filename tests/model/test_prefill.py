@@ -14,7 +14,7 @@ from testbed import shared_or_skip
 from adtp_export.errors import InputError
 from adtp_export.model.decoder import load_decoder
 from adtp_export.model.image_choice import Diverse
-from adtp_export.model.image_pruners import BtpStage, FastVStage, SeenImage
+from adtp_export.model.image_pruners import BtpStage, SeenImage
 from adtp_export.model.image_tokens import ImageTokens, repeated, spread_over
 from adtp_export.verify.plain_choice import choose, far
 from adtp_export.verify.prefill import compare, expect
@@ -183,21 +183,61 @@ def test_patches_far_from_one_another_stay(tmp_path):
         )
 
     assert failure(lambda kept: kept) is None
-    assert failure(lambda kept: kept[:, [0, *range(5)]]).startswith("picture 0 keeps other image tokens")
+    assert failure(lambda kept: kept[:, [0, *range(5)]]).startswith("image tokens that stay are not 6 of each picture")
+
+
+def with_rows(decoder, layer, change):
+    """A prefill that says that other rows enter a layer. change: of a prompt's number, and its rows from its first on."""
+    read, go_on = networks(decoder)
+
+    def changed(feed):
+        answer, starts = dict(read(feed)), feed["cu_seqlens"]
+        name, bounds = f"rows.{layer}", answer[f"cu_seqlens.{layer}"]
+        parts = [
+            change(n, answer[name][bounds[n] : bounds[n + 1]] - starts[n]) + starts[n] for n in range(len(starts) - 1)
+        ]
+        return {**answer, name: np.concatenate(parts)}
+
+    return changed, go_on
 
 
 def test_a_wrong_choice_shows(tmp_path):
     save_llava(tmp_path)
     decoder = load_decoder(tmp_path, {"method": "fastv", "stages": STAGES["fastv"]})
-    expected = expect(decoder, draw_prompts(decoder, 1), 1)
-    other = dataclasses.replace(decoder, stages=(FastVStage(layer=2, keep=0.45),))
-    assert "other tokens from layer 2" in compare(decoder, expected, *networks(other)).failure
+    expected = expect(decoder, prompts := draw_prompts(decoder, 1), 1)
+
+    def first(number, rows):
+        image = prompts[number].image.numpy()
+        text = rows[~image[rows]]
+        return np.sort([*text, *np.flatnonzero(image)[: len(rows) - len(text)]])
+
+    other = with_rows(decoder, 2, first)
+    assert "other tokens from layer 2" in compare(decoder, expected, *other).failure
     excused = dataclasses.replace(expected, choice_errors=[1e9 for _ in expected.choice_errors])
-    none = compare(decoder, excused, *networks(other))
+    none = compare(decoder, excused, *other)
     assert (none.rows_compared, none.failure) == (
         0,
         "of no prompt the same tokens were kept, so no answer could be compared",
     )
+
+
+@pytest.mark.parametrize("method", ["none", "fastv"])
+def test_rows_that_no_choice_leaves_are_not_excused(method, tmp_path):
+    """Before the first layer, and behind a stage, however close its choices are: too few, disordered, or without some of the text."""
+    save_llava(tmp_path)
+    decoder = load_decoder(tmp_path, {"method": method, "stages": STAGES[method]} if method != "none" else None)
+    expected = expect(decoder, draw_prompts(decoder, 1), 1)
+    close = dataclasses.replace(expected, choice_errors=[1e9 for _ in expected.choice_errors])
+    changes = (
+        lambda rows: rows[::-1],
+        lambda rows: np.full_like(rows, rows[-1]),
+        lambda rows: rows + 1,
+        lambda rows: rows[1:],
+    )
+    for layer in decoder.first_layers:
+        for change in changes:
+            found = compare(decoder, close, *with_rows(decoder, layer, lambda number, rows, own=change: own(rows)))
+            assert found.failure.endswith(f"enters layer {layer} with rows that no choice of image tokens leaves")
 
 
 @settings(max_examples=40, deadline=None)

@@ -8,14 +8,16 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import nn
 from vision_towers import pooled, save_tower
 
 import adtp_export
+from adtp_export.contract import IMAGE_FEATURES, IMAGE_KEPT
 from adtp_export.errors import InputError
 from adtp_export.model.image_choice import FarthestTokens
 from adtp_export.model.tower import load_tower
 from adtp_export.model.vision import selected
-from adtp_export.verify.pictures import compare_tower
+from adtp_export.verify.pictures import compare_tower, draw_pictures, failure_of_features, unevenness
 from adtp_export.verify.plain_choice import far
 
 DIVPRUNE = {"method": "divprune", "keep": 0.3}
@@ -89,6 +91,52 @@ def test_a_planted_mistake_is_noticed(tmp_path):
     assert others.failure.startswith("picture 0 keeps other image tokens")
     assert others.kept_token_agreement < 1
     assert parity(image_features=lambda values: values[:, ::-1]).failure.startswith("features of pictures differ by")
+    for disordered in (lambda kept: kept[:, ::-1], lambda kept: np.zeros_like(kept), lambda kept: kept[:, 1:]):
+        assert parity(image_kept=disordered).failure.startswith(
+            "image tokens that stay are not 5 of each picture, in order"
+        )
+
+
+@torch.no_grad()
+def test_a_near_tie_excuses_no_other_tokens():
+    """Of 144 tokens some pick is always within rounding in fp16."""
+    torch.manual_seed(0)
+    features = nn.Sequential(nn.Flatten(), nn.Linear(48, 144 * 8), nn.Unflatten(1, (144, 8)))
+    pictures = draw_pictures(4, 2)
+    unit = nn.functional.normalize(features(pictures).double(), dim=-1)
+    right = np.array([sorted(far([], 14, own)[0]) for own in (1 - unit @ unit.transpose(1, 2)).numpy()])
+
+    def failure(kept, precision):
+        chosen = np.take_along_axis(features(pictures).numpy(), kept[:, :, None], 1)
+        return failure_of_features(features, {IMAGE_KEPT: kept, IMAGE_FEATURES: chosen}, pictures, precision, 14)
+
+    first = np.tile(np.arange(14), (2, 1))
+    for precision, told in (("fp32", "that choice is clear"), ("fp16", "that no rounding explains")):
+        assert failure(right, precision) is None
+        assert told in failure(first, precision)
+
+
+@given(st.integers(3, 40), st.integers(1, 12), st.floats(0, 0.3), st.integers(0, 2**16))
+@settings(deadline=None)
+def test_tokens_that_rounding_turns_are_as_even_as_it_lets_them(n, count, most, seed):
+    """Distances that are off by so much make choices that are uneven by twice that at most, and their own are even."""
+    generator = np.random.default_rng(seed)
+    unit = generator.standard_normal((n, 5))
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    distances, off = 1 - unit @ unit.T, most * generator.uniform(-1, 1, (n, n))
+    count = min(count, n - 1)
+    for own, bound in ((distances, 0), (distances + (off + off.T) / 2, 2 * most)):
+        kept = np.array(sorted(far([], count, own)[0]))
+        assert unevenness(distances, kept) <= bound + 1e-12
+
+
+def test_unevenness_by_hand():
+    """On a line the point at 10 is picked first, because its nearest is farthest, and then that at 0."""
+    places = np.array([0.0, 1, 4, 5.5, 10])
+    distances = np.abs(places[:, None] - places)
+    assert unevenness(distances, np.array([0, 4])) == 0
+    assert unevenness(distances, np.array([0, 1])) == 9 - 1  # 10 is 9 from both
+    assert unevenness(distances, np.array([2, 3])) == 4.5 - 1.5  # so is 10 from 5.5, and these are 1.5 from one another
 
 
 @pytest.mark.parametrize(

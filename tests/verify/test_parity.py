@@ -1,6 +1,6 @@
 """The verdict: it passes what is right, and names what is wrong and where."""
 
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +12,17 @@ from adtp_export.verify.oracle import MULTIPLE, run_oracle
 from adtp_export.verify.parity import compare, rows_wanted
 
 SITES = ["0.ffn", "1.ffn"]
+
+
+def equal(batch):
+    """The same answers, as if all decisions had been ties."""
+    ties = (replace(d, rule=replace(d.rule, order=torch.zeros_like(d.rule.order))) for d in batch.exact.decisions)
+    return replace(batch, margins=np.zeros_like(batch.margins), exact=replace(batch.exact, decisions=tuple(ties)))
+
+
+def turn(kept, row):
+    """Let the second token of a row fall at the first site, or stay to the end where it falls there."""
+    kept[row, 1] = 0 if kept[row, 1] else len(SITES)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +52,7 @@ def test_tolerance_follows_the_oracles_own_error(oracle):
 @pytest.mark.parametrize("side", [-1, 1])
 def test_the_tolerance_is_the_edge(student, oracle, side):
     """The last fp32 number inside passes, and the next one fails."""
-    one = dataclasses.replace(oracle, batches=oracle.batches[:1])
+    one = replace(oracle, batches=oracle.batches[:1])
     assert one.tolerances["logits"] == MULTIPLE * oracle.output_errors["logits"]
     exact = one.batches[0].references["logits"][0, 1]
     inside = np.float32(exact + side * one.tolerances["logits"])
@@ -99,8 +110,7 @@ def test_a_flip_is_excused_and_listed_below_its_bound_alone(student, oracle):
     batch = next(b for b in oracle.batches if (b.kept_site == 1).any())
 
     def judged(margin):
-        margins = np.full_like(batch.margins, margin)
-        tied = dataclasses.replace(oracle, batches=(dataclasses.replace(batch, margins=margins),))
+        tied = replace(oracle, batches=(replace(equal(batch), margins=np.full_like(batch.margins, margin)),))
         return compare(tied, PackedEngine(student, spoil))
 
     (flip,) = judged(0).excused_flips
@@ -133,10 +143,11 @@ def test_scores_of_another_scale_do_not_excuse_flips():
 
 def test_nothing_compared_is_no_proof(student, oracle):
     def spoil(logits, kept):
-        kept[:, 0] = 0
+        for row in range(len(kept)):
+            turn(kept, row)
 
-    tied = [dataclasses.replace(b, margins=np.zeros_like(b.margins)) for b in oracle.batches]
-    parity = compare(dataclasses.replace(oracle, batches=tuple(tied)), PackedEngine(student, spoil))
+    tied = [equal(b) for b in oracle.batches]
+    parity = compare(replace(oracle, batches=tuple(tied)), PackedEngine(student, spoil))
     assert "no logits could be compared" in parity.failure
 
 
@@ -173,13 +184,13 @@ def test_a_debug_form_that_computes_something_else_fails(student, oracle):
 
 def test_rows_that_keep_other_tokens_are_not_counted(student, oracle):
     """Nor are those that the engine did not answer itself."""
-    tied = [dataclasses.replace(b, margins=np.zeros_like(b.margins)) for b in oracle.batches]
+    tied = [equal(b) for b in oracle.batches]
 
     def spoil(logits, kept):
-        kept[0, 0] = 0
+        turn(kept, 0)
 
     def compared(spoil, own=None):
-        parity = compare(dataclasses.replace(oracle, batches=tuple(tied)), PackedEngine(student, spoil), own=own)
+        parity = compare(replace(oracle, batches=tuple(tied)), PackedEngine(student, spoil), own=own)
         assert parity.failure is None
         return parity.rows, parity.rows_compared, len(parity.excused_flips)
 

@@ -87,7 +87,7 @@ class Deberta(Bert):
 
     @classmethod
     def stored(cls, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Leave out positions that that pretraining left in a file; transformers passes over them, too."""
+        """Leave out positions that pretraining left in a file; transformers passes over them, too."""
         if not getattr(config, "position_biased_input", True):
             for name in [name for name in weights if name.endswith("embeddings.position_embeddings.weight")]:
                 del weights[name]

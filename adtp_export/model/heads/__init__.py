@@ -1,6 +1,6 @@
 """What a model answers with, one head per file: transformers' model classes for each task, with tokens dropped inside.
 
-A head that reads all tokens gets those that were dropped, too, with the state that reached their cut.
+A head that answers for all tokens gets those that were dropped, too, with the state that reached their cut or the layer's own.
 """
 
 from __future__ import annotations

@@ -48,9 +48,7 @@ class PrunedEncoderForEmbedding(PrunedEncoder):
                 f"head: got {config.head!r}, and this class is for {HEAD_EMBEDDING!r}; type in Python: "
                 f"adtp_export.model.heads.head_class({config.head!r}).from_pretrained(...)"
             )
-        if getattr(self.dense, "pooler", None) is not None:  # of BERT's pretraining: nothing here reads it
-            del self._modules["pooler"]
-            self.dense._modules["pooler"] = None
+        without_pooler(self)
         self.projections = nn.ModuleList(
             UnitLength() if isinstance(each, str) else Projection(*each) for each in self.settings.projections
         )
@@ -125,6 +123,13 @@ class UnitLength(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.normalize(x, dim=1)
+
+
+def without_pooler(student: PrunedEncoder) -> None:
+    """Remove the pooler of BERT's pretraining, which no vectors are made of."""
+    if getattr(student.dense, "pooler", None) is not None:
+        del student._modules["pooler"]
+        student.dense._modules["pooler"] = None
 
 
 def finished(vectors: Tensor, projections: nn.ModuleList, normalize: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""One answer per text: a class, several labels, or a score. The head reads the first token."""
+"""One answer per text: a class, several labels, or a score. The head reads the first token, the last, or the mean of all."""
 
 from __future__ import annotations
 

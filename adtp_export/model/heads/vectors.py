@@ -19,7 +19,7 @@ from ..encoder import PrunedEncoder
 from ..sequences import Packed, restore
 from ..vectors import VectorSettings
 from . import Kept
-from .embedding import MODULES, UnitLength, finished
+from .embedding import MODULES, UnitLength, finished, without_pooler
 
 
 @dataclass
@@ -118,13 +118,6 @@ def projections_of(settings: VectorSettings) -> nn.ModuleList:
     return nn.ModuleList(
         UnitLength() if isinstance(each, str) else TokenProjection(*each) for each in settings.projections
     )
-
-
-def without_pooler(student: PrunedEncoder) -> None:
-    """Remove the pooler of BERT's pretraining, which nothing here reads."""
-    if getattr(student.dense, "pooler", None) is not None:
-        del student._modules["pooler"]
-        student.dense._modules["pooler"] = None
 
 
 def check_expansion(student: PrunedEncoder) -> None:

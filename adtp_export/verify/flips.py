@@ -1,0 +1,84 @@
+"""Rows that keep other tokens than the oracle: whether rounding explains it. `verify.rounding` states the rule."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from torch import Tensor
+
+from ..artifacts.records import ExcusedFlip
+from ..model.padded import Decision
+from ..model.selection import KeepAbove, KeepAboveShare, KeepBest, KeepRanks, Rule
+from .oracle import OracleBatch, OracleRun
+
+
+def judge(oracle: OracleRun, expected: OracleBatch, kept_site: np.ndarray, row: int) -> ExcusedFlip:
+    """Return the first site at which a row parts from the oracle, with what would have to be within rounding, and the bound of that.
+
+    Args:
+        kept_site: of the row in the target, ``(S,)``.
+    """
+    own = expected.kept_site[row]
+    first = int(np.minimum(kept_site, own)[kept_site != own].min())
+    if first < 0 or first >= len(oracle.sites):  # padding taken for a token, or the other way round
+        return ExcusedFlip(row, "unpadding", np.inf, 0.0)
+    # Another count comes from the first decision of a rule; the same count with other tokens, from the second.
+    kind = 0 if (kept_site > first).sum() != (own > first).sum() else 1
+    turned = [(float(expected.margins[first, kind, row]), kind)]
+    exact = expected.exact.kept_site[row].numpy()
+    if np.array_equal(
+        np.minimum(exact, first), np.minimum(kept_site, first)
+    ):  # else fp64 decides among other tokens there
+        turned.append((apart(expected.exact.decisions[first], row, kept_site > first), 1))
+    flips = [
+        ExcusedFlip(row, oracle.sites[first], margin, float(oracle.multiple * oracle.decision_errors[first, which]))
+        for margin, which in turned
+    ]
+    return next((flip for flip in flips if not flip.margin < flip.bound), flips[0])  # nor is a NaN
+
+
+def apart(decision: Decision, row: int, kept: np.ndarray) -> float:
+    """Return how far apart, in fp64, scores are that would have to change places for the tokens ``kept (S,) bool`` of a row to stay.
+
+    A near-tie at the border explains two tokens that changed places there, and no others. Infinite where a token fell that always stays.
+    """
+    rule, live = decision.rule, decision.live
+    competes = rule.competing(live)[row].numpy()
+    if (live[row].numpy() & ~competes & ~kept).any():
+        return np.inf
+    return _apart(rule, live, row, competes, kept & competes)
+
+
+@functools.singledispatch
+def _apart(rule: Rule, live: Tensor, row: int, competes: np.ndarray, kept: np.ndarray) -> float:
+    raise TypeError(f"no such rule: {type(rule).__name__}")
+
+
+@_apart.register
+def _best(rule: KeepBest, live: Tensor, row: int, competes: np.ndarray, kept: np.ndarray) -> float:
+    """The best token that fell, over the worst that stayed; however many did."""
+    order = rule.order[row].numpy()
+    return float(max(0.0, order[competes & ~kept].max(initial=-np.inf) - order[kept].min(initial=np.inf)))
+
+
+@_apart.register
+def _above(rule: KeepAbove, live: Tensor, row: int, competes: np.ndarray, kept: np.ndarray) -> float:
+    """The token that is on the wrong side of the threshold, and farthest from it."""
+    over = (rule.order[row] - rule.threshold).numpy()
+    return float(np.abs(over[competes & (kept != (over >= 0))]).max(initial=0))
+
+
+@_apart.register
+def _above_share(rule: KeepAboveShare, live: Tensor, row: int, competes: np.ndarray, kept: np.ndarray) -> float:
+    return _above(rule.of_threshold(live), live, row, competes, kept)
+
+
+@_apart.register
+def _ranks(rule: KeepRanks, live: Tensor, row: int, competes: np.ndarray, kept: np.ndarray) -> float:
+    """Of each token that fell or stayed wrongly, how far the nearest rank is at which it would not; of these the largest."""
+    order, stays = rule.order[row].numpy(), rule.padded(live)[row].numpy()
+    wrong = np.flatnonzero(competes & (kept != stays))
+    return max(
+        (float(np.abs(order[competes & (stays == kept[i])] - order[i]).min(initial=np.inf)) for i in wrong), default=0.0
+    )
