@@ -13,9 +13,12 @@ from ..model.vision import values_of
 from .oracle import dtype_of
 from .pictures import draw_pictures, failure_of_features
 from .prefill import Prompt, Run
+from .random_ids import LONGEST, LONGEST_FLOPS
 
 LENGTHS = (1, 17, 40, 64)
 """Tokens of prompts."""
+SECOND_BLOCK = 130
+"""Tokens of one more: kernels take 64 or 128 at a time."""
 AROUND_IMAGES = ((1, 3), (9, 21))
 """Tokens before an image and behind it."""
 GRIDS = ((2, 3), (5, 1))
@@ -36,7 +39,8 @@ def draw_prompts(decoder: Decoder, steps: int) -> list[Prompt]:
         return states
 
     if decoder.image_token is None:
-        return [Prompt(text(n), torch.zeros(n, dtype=torch.bool)) for n in LENGTHS if n <= room]
+        lengths = [n for n in (*LENGTHS, longest(decoder, room)) if 0 < n <= room]
+        return [Prompt(text(n), torch.zeros(n, dtype=torch.bool)) for n in lengths]
     prompts = []
     whole = decoder.pictures["layout"] == GRID
     found = [network(pictures) for network, pictures in _towers(decoder)]
@@ -53,6 +57,17 @@ def draw_prompts(decoder: Decoder, steps: int) -> list[Prompt]:
             placed = torch.from_numpy(positions_of([before, GRIDS[number], behind])) if whole else None
             prompts.append(Prompt(states, image, placed))
     return prompts
+
+
+def longest(decoder: Decoder, room: int) -> int:
+    """Return the tokens of a prompt that ends behind the first block of kernels, and as far behind the widest window, if there is one and
+    the bounds of `random_ids` let it; 0 where neither fits.
+    """
+    backbone = decoder.backbone
+    reaches = {backbone.attention(i).reach[0] for i in range(backbone.num_layers)}
+    flops_of_token = 2 * sum(weight.numel() for weight in decoder.model.parameters())
+    most = min(room, LONGEST, int(LONGEST_FLOPS / flops_of_token))
+    return max((n for n in (SECOND_BLOCK + max(reach, 0) for reach in reaches) if n <= most), default=0)
 
 
 class WholePicture(nn.Module):
