@@ -25,7 +25,7 @@ from ..data.windows import Windows
 from ..errors import InputError, check_int, did_you_mean, quoted
 from . import registry
 from .predictions import SparseSettings, check_masked
-from .projections import projection
+from .projections import check_widths, dimension, projection
 from .pruners import PrunerSettings
 from .structured import PRUNED_HEADS, pruned_heads
 from .vectors import VectorSettings
@@ -133,19 +133,11 @@ class EmbeddingSettings(NamedTuple):
 
     def check(self, hidden_size: int) -> None:
         """Raises InputError where a projection does not take what comes before it."""
-        width = hidden_size
-        for each in self.projections:
-            if isinstance(each, str):
-                continue
-            if each[0] != width:
-                raise InputError(
-                    f"embedding.projections: got one of {each[0]} inputs after {width} outputs; give what fits"
-                )
-            width = each[1]
+        check_widths("embedding.projections", self.projections, hidden_size)
 
     def dimension(self, hidden_size: int) -> int:
         """Length of a vector."""
-        return next((each[1] for each in reversed(self.projections) if not isinstance(each, str)), hidden_size)
+        return dimension(self.projections, hidden_size)
 
 
 POOLINGS = ("mean", "first", "last", "max")

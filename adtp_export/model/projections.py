@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import InputError, check_int, quoted
@@ -38,3 +39,22 @@ def token_projection(fields: Any) -> tuple[int, int, bool, str, bool] | str:
     for size in fields[:2]:
         check_int("vectors.projections", size, 1)
     return (*fields,)
+
+
+def check_widths(field: str, projections: Sequence[Any], hidden_size: int) -> None:
+    """Raises InputError where a projection of a field does not take what comes before it."""
+    width = hidden_size
+    for inputs, outputs, *_ in _dense(projections):
+        if inputs != width:
+            raise InputError(f"{field}: got one of {inputs} inputs after {width} outputs; give what fits")
+        width = outputs
+
+
+def dimension(projections: Sequence[Any], hidden_size: int) -> int:
+    """Return the length of a vector behind projections."""
+    return int([hidden_size, *(outputs for _, outputs, *_ in _dense(projections))][-1])
+
+
+def _dense(projections: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return those projections that are dense layers."""
+    return [each for each in projections if each != NORMALIZE]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..errors import InputError, check_int, did_you_mean, quoted
-from .projections import token_projection
+from .projections import check_widths, dimension, token_projection
 
 
 class VectorSettings(NamedTuple):
@@ -34,18 +34,10 @@ class VectorSettings(NamedTuple):
 
     def check(self, encoder: Any) -> None:
         """Raises InputError where a projection does not take what comes before it, or the encoder has no such token."""
-        width = int(encoder.hidden_size)
-        for each in self.projections:
-            if isinstance(each, str):
-                continue
-            if each[0] != width:
-                raise InputError(
-                    f"vectors.projections: got one of {each[0]} inputs after {width} outputs; give what fits"
-                )
-            width = each[1]
+        check_widths("vectors.projections", self.projections, int(encoder.hidden_size))
         if self.expansion is not None:
             check_int("vectors.expansion", self.expansion, 0, int(encoder.vocab_size) - 1)
 
     def dimension(self, hidden_size: int) -> int:
         """Length of a vector."""
-        return next((each[1] for each in reversed(self.projections) if not isinstance(each, str)), hidden_size)
+        return dimension(self.projections, hidden_size)
