@@ -60,7 +60,7 @@ class ShapeRange:
 
 @dataclass(frozen=True)
 class ExcusedFlip:
-    """A kept token that differs where the fp64 margin of that decision is below its own rounding error."""
+    """A kept token that differs where what it takes is below the rounding error of that decision. margin: how clear it is in fp64."""
 
     row: int
     site: str

@@ -33,7 +33,8 @@ class Table:
     """Texts with their labels as the source gives them.
 
     source: names it in messages and in the record. texts, labels: what a row is depends on the task; here texts or pairs, each with
-    a class or a number. classes: their order, where the source has one. whole: the table whose rows these are, where they are not all.
+    a class or a number. classes: their order, where the source has one. whole: the table that these rows were taken from; None where
+    this is all of it.
     """
 
     source: str

@@ -14,7 +14,7 @@ from .oracle import OracleBatch, OracleRun
 
 
 def judge(oracle: OracleRun, expected: OracleBatch, kept_site: np.ndarray, row: int) -> ExcusedFlip:
-    """Return the first site at which a row parts from the oracle, with what would have to be within rounding, and the bound of that.
+    """Return the first site at which a row parts from the oracle, with what rounding would have to explain there, and its bound.
 
     Args:
         kept_site: of the row in the target, ``(S,)``.
@@ -30,7 +30,8 @@ def judge(oracle: OracleRun, expected: OracleBatch, kept_site: np.ndarray, row: 
     if np.array_equal(
         np.minimum(exact, first), np.minimum(kept_site, first)
     ):  # else fp64 decides among other tokens there
-        turned.append((apart(expected.exact.decisions[first], row, kept_site > first), 1))
+        off = apart(expected.exact.decisions[first], row, own >= first, kept_site > first)
+        turned += [(off, 1)] if off > 0 else []
     flips = [
         ExcusedFlip(row, oracle.sites[first], margin, float(oracle.multiple * oracle.decision_errors[first, which]))
         for margin, which in turned
@@ -38,14 +39,17 @@ def judge(oracle: OracleRun, expected: OracleBatch, kept_site: np.ndarray, row: 
     return next((flip for flip in flips if not flip.margin < flip.bound), flips[0])  # nor is a NaN
 
 
-def apart(decision: Decision, row: int, kept: np.ndarray) -> float:
-    """Return how far apart, in fp64, scores are that would have to change places for the tokens ``kept (S,) bool`` of a row to stay.
+def apart(decision: Decision, row: int, alive: np.ndarray, kept: np.ndarray) -> float:
+    """Return by how much scores would have to be off, at least, so that exactly the tokens ``kept (S,) bool`` of a row stay.
 
     A near-tie at the border explains two tokens that changed places there, and no others. Infinite where a token fell that always stays.
+
+    Args:
+        alive: ``(S,) bool``, all that were there before: those that may be dropped, and others that only ask.
     """
     rule, live = decision.rule, decision.live
     competes = rule.competing(live)[row].numpy()
-    if (live[row].numpy() & ~competes & ~kept).any():
+    if (alive & ~competes & ~kept).any():
         return np.inf
     return _apart(rule, live, row, competes, kept & competes)
 
@@ -57,9 +61,9 @@ def _apart(rule: Rule, live: Tensor, row: int, competes: np.ndarray, kept: np.nd
 
 @_apart.register
 def _best(rule: KeepBest, live: Tensor, row: int, competes: np.ndarray, kept: np.ndarray) -> float:
-    """The best token that fell, over the worst that stayed; however many did."""
+    """Half of what is between the best token that fell and the worst that stayed, however many did: both may be off."""
     order = rule.order[row].numpy()
-    return float(max(0.0, order[competes & ~kept].max(initial=-np.inf) - order[kept].min(initial=np.inf)))
+    return float(max(0.0, order[competes & ~kept].max(initial=-np.inf) - order[kept].min(initial=np.inf))) / 2
 
 
 @_apart.register
@@ -76,9 +80,8 @@ def _above_share(rule: KeepAboveShare, live: Tensor, row: int, competes: np.ndar
 
 @_apart.register
 def _ranks(rule: KeepRanks, live: Tensor, row: int, competes: np.ndarray, kept: np.ndarray) -> float:
-    """Of each token that fell or stayed wrongly, how far the nearest rank is at which it would not; of these the largest."""
+    """Of each token that fell or stayed wrongly, half of how far the nearest rank is at which it would not; of these the largest."""
     order, stays = rule.order[row].numpy(), rule.padded(live)[row].numpy()
     wrong = np.flatnonzero(competes & (kept != stays))
-    return max(
-        (float(np.abs(order[competes & (stays == kept[i])] - order[i]).min(initial=np.inf)) for i in wrong), default=0.0
-    )
+    off = [np.abs(order[competes & (stays == kept[i])] - order[i]).min(initial=np.inf) for i in wrong]
+    return float(max(off, default=0)) / 2

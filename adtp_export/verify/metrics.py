@@ -252,7 +252,7 @@ class EmbeddingMetric(TaskMetric):
     def quality(self, rows: Sequence[Outputs]) -> dict[str, float]:
         if self.scores is None:
             return {}
-        vectors = _stacked(rows, self.reads[0])
+        vectors = _stacked(rows[: 2 * len(self.scores)], self.reads[0])
         return embedding.quality(embedding.cosines(vectors[::2], vectors[1::2]), self.scores)
 
 

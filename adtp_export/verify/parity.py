@@ -163,8 +163,8 @@ def _compare_batch(
     found = [flips.judge(oracle, expected, kept_site[row], row) for row in map(int, np.flatnonzero(flipped))]
     found = [replace(flip, row=row0 + flip.row) for flip in found]
     failures += [
-        f"kept tokens differ first at site {flip.site} (row {flip.row}: the decision has a margin of "
-        f"{flip.margin:.3g}, its error bound is {flip.bound:.3g})"
+        f"kept tokens differ first at site {flip.site} (row {flip.row}: that is clear by "
+        f"{flip.margin:.3g}, and the error bound is {flip.bound:.3g})"
         for flip in found
         if not flip.margin < flip.bound  # nor is a NaN
     ]

@@ -120,10 +120,10 @@ def _other_choice(
 
 
 def unevenness(distances: np.ndarray, kept: np.ndarray) -> float:
-    """Return by how much tokens are none that were each picked as the farthest from those before: 0 or less where they may be.
+    """Return by how much tokens break what is true of those that are picked one after the other, each the farthest from those before.
 
-    The first of such is the one whose nearest other is farthest. Of the tokens that are left, none is farther from all of them than they
-    are from one another (Gonzalez, Clustering to minimize the maximum intercluster distance, 1985).
+    The first is the one whose nearest other is farthest. Of the tokens that are left, none is farther from all of them than they are from
+    one another (Gonzalez, Clustering to minimize the maximum intercluster distance, 1985).
 
     Args:
         distances: ``(n, n)``, symmetric. kept: ``(m,) int64``, m < n, all different.

@@ -60,8 +60,8 @@ def draw_prompts(decoder: Decoder, steps: int) -> list[Prompt]:
 
 
 def longest(decoder: Decoder, room: int) -> int:
-    """Return the tokens of a prompt that ends behind the first block of kernels, and as far behind the widest window, if there is one and
-    the bounds of `random_ids` let it; 0 where neither fits.
+    """Return a length that is longer than one block of the kernels. Where attention has windows, it is as much longer than the widest one
+    that the bounds of `random_ids` leave room for; it is 0 where they leave none.
     """
     backbone = decoder.backbone
     reaches = {backbone.attention(i).reach[0] for i in range(backbone.num_layers)}

@@ -9,15 +9,14 @@ import onnx_ir as ir
 from torch import Tensor
 
 
-def wrong_token(file: Path, embeddings: Tensor) -> int | None:
-    """Return the first token id whose row an ONNX file has otherwise, rounded to the file's precision; None where there is none. It is 0
-    where the file has no table of that shape.
+def wrong_embeddings(file: Path, embeddings: Tensor) -> str | None:
+    """Say how a file's table of embeddings differs from these, rounded to the file's precision; None where it does not.
 
     Args:
         embeddings: of the student, ``(vocabulary, width)``, fp32.
     """
     wanted = embeddings.detach().numpy()
-    found = 0
+    found = "has no table of the token embeddings"
     for value in ir.load(file).graph.initializers.values():
         tensor = value.const_value
         if tensor is None or tuple(tensor.shape) != wanted.shape:
@@ -26,5 +25,5 @@ def wrong_token(file: Path, embeddings: Tensor) -> int | None:
         differs = (table != wanted.astype(table.dtype)).any(1)
         if not differs.any():
             return None
-        found = int(np.flatnonzero(differs)[0])
+        found = f"has another embedding of token {int(np.flatnonzero(differs)[0])}"
     return found

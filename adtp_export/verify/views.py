@@ -30,7 +30,7 @@ from ..data.tokenize import Batch, readable
 from ..errors import ellipsize
 from ..explain.records import Explanation, TokenView, Views
 from ..inference.answers import embedding, masked, sparse, tokens
-from ..inference.answers.sequence import MULTI_LABEL, SINGLE_LABEL, answers
+from ..inference.answers.sequence import MULTI_LABEL, REGRESSION, SINGLE_LABEL, answers
 from .metrics import SpansMetric
 from .oracle import OracleBatch, OracleRun
 
@@ -139,6 +139,8 @@ def _classes(oracle: OracleRun, tokenizer: Tokenizer, labels: Labels) -> Answere
         (answer,) = answers(logits[None], [labels.name(i) for i in range(len(logits))], labels.kind)
         if len(logits) == 1:
             return {"answer": f"{answer.score:.3g}"}
+        if labels.kind == REGRESSION:
+            return {"answer": ", ".join(f"{label} {value:.3g}" for label, value in answer.scores.items())}
         told = {answer.label: answer.score}
         if labels.kind == MULTI_LABEL:
             told = {label: score for label, score in answer.scores.items() if score > 0.5} or told

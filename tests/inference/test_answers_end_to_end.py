@@ -102,8 +102,9 @@ def test_one_label_without_a_kind_of_problem_is_a_probability(a_value, tmp_path)
         {"problem_type": "multi_label_classification", "id2label": {0: "food", 1: "film", 2: "sound"}},
         {"problem_type": "regression", "id2label": {0: "stars"}},
         {"id2label": {0: "relevant"}},
+        {"problem_type": "regression", "id2label": {0: "taste", 1: "price"}},
     ],
-    ids=["several", "value", "one"],
+    ids=["several", "value", "one", "values"],
 )
 def test_the_report_shows_the_scores_that_load_gives(tmp_path, demo, fields):
     verified = tmp_path / "texts.txt"
@@ -114,6 +115,9 @@ def test_the_report_shows_the_scores_that_load_gives(tmp_path, demo, fields):
     (answer,) = adtp_export.load(out)([TEXTS[0]])
     if len(answer.scores) == 1:
         assert float(shown) == pytest.approx(answer.score, rel=0.01)
+    elif answer.label is None:
+        told = {label: float(value) for label, value in (each.split() for each in shown.split(", "))}
+        assert told == pytest.approx(answer.scores, rel=0.01)
     else:
         told = {label: float(share) / 100 for label, share in re.findall(r"(\w+) ([\d.]+)%", shown)}
         right = {label: score for label, score in answer.scores.items() if score > 0.5}

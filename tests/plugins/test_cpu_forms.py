@@ -131,18 +131,22 @@ def test_groups_of_queries_share_keys(kernel, dtype):
 
 @given(
     st.lists(st.integers(1, 300), min_size=1, max_size=4),
+    st.lists(st.sampled_from([1, 1, 0, 5, 64]), min_size=4, max_size=4),
     st.sampled_from([(6, 2), (9, 3), (8, 1), (70, 1)]),
     st.sampled_from([torch.float32, *LOW]),
     st.sampled_from([-1, 0, 40]),
 )
 @settings(max_examples=30, deadline=None)
-def test_one_query_a_text(kernel, lengths, heads, dtype, back):
-    """As in generation: heads that share keys are computed together, and give to the bit what each gives alone."""
+def test_one_query_a_text(kernel, lengths, counts, heads, dtype, back):
+    """As in generation: heads that share keys are computed together, and give to the bit what each gives alone. Beside them are texts that
+    ask nothing, or more."""
     own, shared = heads
+    asked = [min(length, count) for length, count in zip(lengths, counts)]
     _, k, v, cu_k, *_ = make_inputs(lengths, heads=shared, head_size=12, dtype=dtype)
-    q, _, _, cu_q, *rest = make_inputs([1] * len(lengths), heads=own, head_size=12, dtype=dtype)
+    q, _, _, cu_q, *rest = make_inputs(asked, heads=own, head_size=12, dtype=dtype)
     place = torch.cat([torch.arange(length, dtype=torch.int32) for length in lengths])
-    form = {"positions": place[cu_k[1:] - 1], "key_positions": place, "cu_k": cu_k, "reach": (back, 0)}
+    ends = torch.cat([torch.arange(length - count, length, dtype=torch.int32) for length, count in zip(lengths, asked)])
+    form = {"positions": ends, "key_positions": place, "cu_k": cu_k, "reach": (back, 0)}
     whole = [t.unflatten(1, (shared, 12)).repeat_interleave(own // shared, dim=1).flatten(1) for t in (k, v)]
     together, _ = kernel(q, k, v, cu_q, *rest, key_heads=shared, received=False, **form)
     alone, _ = kernel(q, *whole, cu_q, *rest, received=False, **form)

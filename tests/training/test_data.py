@@ -281,6 +281,19 @@ def test_classes_of_a_data_set_may_have_any_names():
     assert Labels.of(table, "auto").names == table.classes
 
 
+def test_classes_of_a_data_set_are_those_of_its_training_rows(tmp_path):
+    pytest.importorskip("datasets")
+    for split, names in (("train", "ab"), ("validation", "ab"), ("test", "abc")):
+        (tmp_path / f"{split}.csv").write_text("text,label\n" + "".join(f"row {split},{name}\n" for name in names))
+    settings = TrainOptions(data=str(tmp_path))
+    tables = load_tables(settings)
+    assert tables["train"].whole is None
+    labels = for_head("sequence").labels(tables["train"], settings)
+    assert labels.names == ("a", "b")
+    with pytest.raises(InputError, match="'c'"):
+        labels.encode(tables["test"])
+
+
 @pytest.mark.parametrize("task", ["sequence", "tokens"])
 def test_a_rare_class_that_was_held_out_is_a_class(task):
     """Whichever rows are drawn for dev."""

@@ -1,14 +1,15 @@
-"""Prompts are long enough for what only long ones show."""
+"""Prompts are long enough for what only long ones show, and rows that no choice leaves are known."""
 
 import json
 
 import numpy as np
 import pytest
+import torch
 from language_models import networks, save_causal
 
 from adtp_export.model.decoder import load_decoder
 from adtp_export.verify import prompts
-from adtp_export.verify.prefill import compare, expect
+from adtp_export.verify.prefill import Prompt, compare, expect, may_follow
 from adtp_export.verify.prompts import draw_prompts
 
 
@@ -39,3 +40,20 @@ def test_the_longest_prompt_has_bounds(tmp_path, monkeypatch):
         assert lengths(decoder)[-1] == expected
     save_causal(tmp_path / "b", "llama", max_position_embeddings=50)
     assert lengths(load_decoder(tmp_path / "b"))[-1] == 40
+
+
+@pytest.mark.parametrize(
+    ("found", "may"),
+    [
+        ([0, 1, 3, 4, 7], True),
+        ([0, 1, 3, 3, 7], True),
+        ([0, 1, 4, 5, 7], False),
+        ([0, 3, 3, 3, 7], False),
+        ([0, 1, 3, 7], False),
+    ],
+)
+def test_image_tokens_that_may_follow(found, may):
+    """Tokens 0 and 7 are text, and 5 and 6 left before."""
+    prompt = Prompt(torch.zeros(8, 4), (torch.arange(8) > 0) & (torch.arange(8) < 7))
+    own = [np.array([0, 1, 2, 3, 4, 7]), np.array([0, 1, 2, 3, 7])]
+    assert may_follow(prompt, own, np.array(found)) == may

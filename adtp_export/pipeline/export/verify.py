@@ -121,15 +121,14 @@ def _judge(
 
 def _check_embeddings(run: ExportContext, spec: TargetSpec, written: WrittenFile) -> None:
     """Raises VerificationError where a file has other token embeddings than the checkpoint, be they of tokens in no row."""
-    from ...verify.tables import wrong_token
+    from ...verify.tables import wrong_embeddings
 
     if written.oracle is None:
         return
-    token = wrong_token(written.path, run.checkpoint.student.get_input_embeddings().get_parameter("weight"))
-    if token is not None:
+    embeddings = run.checkpoint.student.get_input_embeddings().get_parameter("weight")
+    if wrong := wrong_embeddings(written.path, embeddings):
         raise VerificationError(
-            f"{spec} does not equal the PyTorch student: {written.file.name} has another embedding of token {token}. Nothing was "
-            "published"
+            f"{spec} does not equal the PyTorch student: {written.file.name} {wrong}. Nothing was published"
         )
 
 

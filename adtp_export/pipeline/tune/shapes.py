@@ -150,10 +150,8 @@ def levels(table: Table, speedup: float | None, precisions: Sequence[str]) -> li
     if speedup is not None:
         most = fastest_of(table, precisions)[1]
         asked = [min(speedup * AHEAD, most)] if speedup <= most else []
-    found, seen = (
-        list[Level](),
-        {table.dense},
-    )  # times are noisy: one student may be the best of two speeds, and races at one
+    found = list[Level]()
+    seen = {table.dense}  # times are noisy: one student may be the best of two speeds, and races at one
     for each in sorted(asked):
         made = [table.shape_for(layers, each, precisions) for layers in depths(table.layers)]
         arms = _without_shallower([arm for arm in dict.fromkeys(made) if arm is not None and arm not in seen])
