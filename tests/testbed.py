@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -91,6 +92,12 @@ def exported_graph(*sites) -> bytes:
 
 def as_numpy(batch):
     return {name: tensor.numpy() for name, tensor in batch.items()}
+
+
+def as_ties(batch):
+    """An oracle's answers to a batch, as if all its decisions had been ties."""
+    ties = (replace(d, rule=replace(d.rule, order=torch.zeros_like(d.rule.order))) for d in batch.exact.decisions)
+    return replace(batch, margins=np.zeros_like(batch.margins), exact=replace(batch.exact, decisions=tuple(ties)))
 
 
 def one_thread():

@@ -33,22 +33,24 @@ class Table:
     """Texts with their labels as the source gives them.
 
     source: names it in messages and in the record. texts, labels: what a row is depends on the task; here texts or pairs, each with
-    a class or a number. classes: their order, where the source has one. whole: the table that these rows were taken from; None where
-    this is all of it.
+    a class or a number. classes: their order, where the source has one.
     """
 
     source: str
     texts: list[Any]
     labels: list[Any]
     classes: tuple[str, ...] = ()
-    whole: Table | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def rows(self, numbers: Sequence[int], source: str) -> Table:
         texts, labels = [self.texts[i] for i in numbers], [self.labels[i] for i in numbers]
-        return Table(source, texts, labels, self.classes, self)
+        return Part(source, texts, labels, self.classes, whole=self.all_rows())
+
+    def all_rows(self) -> Table:
+        """Return the table as it was before rows were taken from it."""
+        return self
 
     def sample(self, count: int | None) -> Table:
         """Draw `count` rows by seed 0; all where there are no more, or no count."""
@@ -56,6 +58,16 @@ class Table:
             return self
         numbers = sorted(random.Random(0).sample(range(len(self)), count))
         return self.rows(numbers, f"{count} of {len(self)} rows of {self.source}")
+
+
+@dataclass(frozen=True)
+class Part(Table):
+    """Some rows of a table, `whole`."""
+
+    whole: Table = dataclasses.field(kw_only=True, repr=False, compare=False)
+
+    def all_rows(self) -> Table:
+        return self.whole
 
 
 def load_tables(settings: TrainOptions, read: Callable[[Path, TrainOptions], Table] | None = None) -> dict[str, Table]:
@@ -136,9 +148,8 @@ def _named(settings: TrainOptions) -> dict[str, Table]:
     except Exception as error:  # unknown names, configurations and networks that are not there: many types
         raise InputError(f"--data: got {quoted(settings.data)}, which `datasets` cannot load: {error}") from error
     if "train" not in loaded:
-        raise InputError(
-            f"--data: {quoted(settings.data)} has the splits {', '.join(loaded)}; accepted is one with 'train'"
-        )
+        there = ", ".join(loaded)
+        raise InputError(f"--data: {quoted(settings.data)} has the splits {there}; accepted is one with 'train'")
     found = {"train": _from_dataset(loaded["train"], f"{settings.data}, train", settings)}
     dev = next((split for split in ("validation", "validation_matched", "dev") if split in loaded), None)
     labels = loaded["test"][:100].get(settings.label_column, [-1]) if "test" in loaded else []
@@ -224,10 +235,8 @@ class Labels:
         indices = []
         for row, label in enumerate(table.labels, start=1):
             if (name := _class_name(label)) not in index:
-                known_classes = ", ".join(self.names[:10]) + (", ..." if len(self.names) > 10 else "")
-                raise InputError(
-                    f"{table.source}: row {row} has the label {quoted(name)}; the classes are {known_classes}"
-                )
+                known = ", ".join(self.names[:10]) + (", ..." if len(self.names) > 10 else "")
+                raise InputError(f"{table.source}: row {row} has the label {quoted(name)}; the classes are {known}")
             indices.append(index[name])
         return indices
 

@@ -144,7 +144,7 @@ def make_task(
 ) -> Task:
     """Make a task of tables that are read already; see `read_task`."""
     # Rows that were held out of the training rows count: a rare class may be among these alone.
-    labels = objective.labels(tables["train"].whole or tables["train"], settings)
+    labels = objective.labels(tables["train"].all_rows(), settings)
     if labels.regression:
         check_mask("regression", settings)
     tables = {**tables, "train": tables["train"].sample(settings.train_rows)}

@@ -122,7 +122,7 @@ def of_the_sum(rule, live):
 
 
 MISTAKES = {  # a share of all scores together, and a rate of what the layer before left
-    "threshold": ("adtp_export.model.selection.KeepAboveShare._alive", of_the_sum),
+    "threshold": ("adtp_export.model.selection.KeepAboveShare.of_threshold", of_the_sum),
     "topk": ("adtp_export.model.pruners.Seen.at_input", property(lambda seen: seen.lengths)),
 }
 

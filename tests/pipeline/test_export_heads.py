@@ -21,6 +21,7 @@ from adtp_export.inference.answers import spans
 from adtp_export.model import PrunedEncoderConfig
 from adtp_export.model.checkpoint import load_checkpoint
 from adtp_export.model.heads import head_class
+from adtp_export.pipeline.companions import write_companions
 from adtp_export.pipeline.export import request
 from adtp_export.pipeline.export.context import ExportContext
 from adtp_export.pipeline.export.options import ExportOptions
@@ -236,6 +237,7 @@ def test_a_large_model_is_verified_on_fewer_texts(tmp_path, models, monkeypatch,
         profile={"batch": ShapeRange(1, 1, 8), "seq": ShapeRange(1, 64, 64)},
         steps=Steps(),
     )
+    write_companions(run.checkpoint, run.work)
     text = TextSource(write(tmp_path / "rows.jsonl", LABELLED["sequence"]), None) if file else None
     everything = verify_with(run, text, random=False)
     student, why = run.checkpoint.student, "the model is large"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from packed_engine import PackedEngine
-from testbed import as_numpy, make_batch, make_student
+from testbed import as_numpy, as_ties, make_batch, make_student
 
 import adtp_export
 from adtp_export.artifacts.records import INCONCLUSIVE, VERIFIED
@@ -36,8 +36,7 @@ def student():
 def oracle(student):
     """Of one row a batch, with decisions that are all too close to call."""
     found = run_oracle(student, [as_numpy(make_batch([9 + i], 9 + i, seed=i)) for i in range(4)])
-    tied = tuple(dataclasses.replace(b, margins=np.zeros_like(b.margins)) for b in found.batches)
-    return dataclasses.replace(found, batches=tied)
+    return dataclasses.replace(found, batches=tuple(map(as_ties, found.batches)))
 
 
 @pytest.fixture
@@ -55,13 +54,13 @@ def judged(student, oracle, tmp_path):
 
 
 def flipping(count):
-    """Drop the first token in the first rows."""
+    """Let another token fall in the first rows."""
     seen = []
 
     def change(logits, kept):
         seen.append(1)
         if len(seen) <= count:
-            kept[0, 0] = 0
+            kept[0, 1] = 0 if kept[0, 1] else 2
 
     return change
 

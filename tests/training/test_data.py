@@ -287,8 +287,7 @@ def test_classes_of_a_data_set_are_those_of_its_training_rows(tmp_path):
         (tmp_path / f"{split}.csv").write_text("text,label\n" + "".join(f"row {split},{name}\n" for name in names))
     settings = TrainOptions(data=str(tmp_path))
     tables = load_tables(settings)
-    assert tables["train"].whole is None
-    labels = for_head("sequence").labels(tables["train"], settings)
+    labels = for_head("sequence").labels(tables["train"].all_rows(), settings)
     assert labels.names == ("a", "b")
     with pytest.raises(InputError, match="'c'"):
         labels.encode(tables["test"])
@@ -304,4 +303,4 @@ def test_a_rare_class_that_was_held_out_is_a_class(task):
     for first in range(41):  # it is in another place each time
         table = Table("x.jsonl", texts, labels[first:] + labels[:first])
         tables = load_tables(settings, lambda path, settings, table=table: table)
-        assert for_head(task).labels(tables["train"].whole, settings).names == ("a", "b", "rare")
+        assert for_head(task).labels(tables["train"].all_rows(), settings).names == ("a", "b", "rare")

@@ -80,7 +80,7 @@ def test_by_hand(name, kept, far):
     order = torch.tensor([[0.9, 0.9, 0.8, 0.7, 0.501, 0.5, 0.4, 0.3, 0.101, 0.001, 0, 0]], dtype=torch.float64)
     stays = np.isin(np.arange(N), kept)
     off = far if name == "above" else far / 2  # of two scores each may be off
-    assert off_by(decided(RULES[name](order)), stays) == pytest.approx(off, abs=0.002)
+    assert off_by(decided(RULES[name](order)), stays) == pytest.approx(off)
 
 
 @pytest.mark.parametrize("pruning", ["adtp", "schedule", "ltp", "top"])

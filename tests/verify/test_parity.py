@@ -6,18 +6,12 @@ import numpy as np
 import pytest
 import torch
 from packed_engine import PackedEngine
-from testbed import as_numpy, make_batch, make_student
+from testbed import as_numpy, as_ties, make_batch, make_student
 
 from adtp_export.verify.oracle import MULTIPLE, run_oracle
 from adtp_export.verify.parity import compare, rows_wanted
 
 SITES = ["0.ffn", "1.ffn"]
-
-
-def equal(batch):
-    """The same answers, as if all decisions had been ties."""
-    ties = (replace(d, rule=replace(d.rule, order=torch.zeros_like(d.rule.order))) for d in batch.exact.decisions)
-    return replace(batch, margins=np.zeros_like(batch.margins), exact=replace(batch.exact, decisions=tuple(ties)))
 
 
 def turn(kept, row):
@@ -110,7 +104,7 @@ def test_a_flip_is_excused_and_listed_below_its_bound_alone(student, oracle):
     batch = next(b for b in oracle.batches if (b.kept_site == 1).any())
 
     def judged(margin):
-        tied = replace(oracle, batches=(replace(equal(batch), margins=np.full_like(batch.margins, margin)),))
+        tied = replace(oracle, batches=(replace(as_ties(batch), margins=np.full_like(batch.margins, margin)),))
         return compare(tied, PackedEngine(student, spoil))
 
     (flip,) = judged(0).excused_flips
@@ -146,7 +140,7 @@ def test_nothing_compared_is_no_proof(student, oracle):
         for row in range(len(kept)):
             turn(kept, row)
 
-    tied = [equal(b) for b in oracle.batches]
+    tied = [as_ties(b) for b in oracle.batches]
     parity = compare(replace(oracle, batches=tuple(tied)), PackedEngine(student, spoil))
     assert "no logits could be compared" in parity.failure
 
@@ -184,7 +178,7 @@ def test_a_debug_form_that_computes_something_else_fails(student, oracle):
 
 def test_rows_that_keep_other_tokens_are_not_counted(student, oracle):
     """Nor are those that the engine did not answer itself."""
-    tied = [equal(b) for b in oracle.batches]
+    tied = [as_ties(b) for b in oracle.batches]
 
     def spoil(logits, kept):
         turn(kept, 0)

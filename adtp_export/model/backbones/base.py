@@ -232,9 +232,8 @@ class Backbone(ABC):
                 "intermediate_size for all layers"
             )
         if (kind := getattr(config, "position_embedding_type", "absolute")) not in cls.position_types:
-            raise InputError(
-                f"position_embedding_type: got {quoted(kind)}; accepted is {' or '.join(map(repr, cls.position_types))}"
-            )
+            accepted = " or ".join(map(repr, cls.position_types))
+            raise InputError(f"position_embedding_type: got {quoted(kind)}; accepted is {accepted}")
         for name in ("is_decoder", "add_cross_attention", *(() if cls.generates else (CAUSAL_FIELD,))):
             if getattr(config, name, False):
                 raise InputError(f"{name}: got true; accepted are encoders, in which all tokens see each other")
