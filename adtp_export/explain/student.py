@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..contract import INPUT_IDS, TOKEN_TYPE_IDS
 from ..data.tokenize import Batch
-from ..inference.answers.sequence import quality
+from ..inference.answers.sequence import spearman
 from ..model.encoder import PrunedEncoder
 from ..model.padded import Decision, run_padded
 from .answer import explained
@@ -70,8 +70,10 @@ def _explain(student: PrunedEncoder, row: Batch, asked: np.ndarray) -> Explanati
     lengths = token_attribution(gradients, live)[0].double().numpy()
     attribution, kept_site = lengths / max(lengths.sum(), 1e-24), said.kept_site[0].numpy()
     dropped = kept_site < len(said.decisions)
-    first = [0] if all(pruner.keeps_first for pruner in student.pruners.values()) else []
-    anchors = [*first, *(student.read_token(inputs[INPUT_IDS], live).tolist() if student.keeps_last else ())]
+    anchors = [
+        *([0] if student.keeps_first else ()),
+        *(student.read_token(inputs[INPUT_IDS], live).tolist() if student.keeps_last else ()),
+    ]
     figures = agreement(attribution, ~dropped, _order(kept_site, said.decisions), anchors)
     flow, flowed = _flows(student, inputs, kept_site, what.ends)
     if flowed:
@@ -110,7 +112,7 @@ def agreement(
         BY_CHANCE: count / len(values),
     }
     if len(values) >= MIN_ORDERED:
-        figures[ORDER] = quality(wanted[:, None].astype(np.float64), values)["spearman"]
+        figures[ORDER] = spearman(wanted, values)
     return figures
 
 

@@ -134,6 +134,11 @@ class PrunedEncoder(PreTrainedModel):
         return self.reads_last
 
     @property
+    def keeps_first(self) -> bool:
+        """Whether the first token of each text always stays; else it competes with the others at some site."""
+        return all(pruner.keeps_first for pruner in cast("Iterable[Pruner]", self.pruners.values()))
+
+    @property
     def keeps_last(self) -> bool:
         """Whether a token of each text stays beside the first: in causal models, where the last token alone has seen the whole text, and in
         families of decoders whose head reads it. It is `read_token`.
@@ -150,12 +155,11 @@ class PrunedEncoder(PreTrainedModel):
     def _check_pruners(self, backbone: Backbone) -> None:
         """Raises InputError where a pruner asks for what this backbone does not give, or drops what this head reads."""
         pruners = cast("Iterable[Pruner]", self.pruners.values())
-        keeps_first = all(pruner.keeps_first for pruner in pruners)
-        if not keeps_first and backbone.causal(self.dense.config):
+        if not self.keeps_first and backbone.causal(self.dense.config):
             raise InputError(
                 "pruning.keep_first: got false, and in causal models all tokens attend to the first; accepted is true"
             )
-        if not keeps_first and self.needs_first(backbone):
+        if not self.keeps_first and self.needs_first(backbone):
             raise InputError(
                 f"pruning.keep_first: got false, and this model answers with the first token (head {self.config.head!r}); accepted is true"
             )

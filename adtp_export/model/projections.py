@@ -11,33 +11,27 @@ ACTIVATIONS = ("tanh", "none", "relu", "gelu", "silu", "sigmoid")
 NORMALIZE = "normalize"
 
 
-def projection(fields: Any) -> tuple[int, int, bool, str] | str:
-    """Return one projection of the head "embedding"; raises InputError for what cannot be."""
-    if fields == NORMALIZE:
-        return NORMALIZE
-    told = isinstance(fields, (list, tuple)) and len(fields) == 4
-    if not told or not isinstance(fields[2], bool) or fields[3] not in ACTIVATIONS:
-        raise InputError(
-            f"embedding.projections: got {quoted(fields)}; accepted are {NORMALIZE!r} and [inputs, outputs, bias, activation], such as "
-            f'[384, 256, true, "tanh"], with the activations {", ".join(ACTIVATIONS)}'
-        )
-    for size in fields[:2]:
-        check_int("embedding.projections", size, 1)
-    return (*fields,)
+def projection(fields: Any) -> Any:
+    """Return one projection of the head "embedding", ``(int, int, bool, str)`` or `NORMALIZE`; raises InputError for what cannot be."""
+    return _read("embedding", fields, "[inputs, outputs, bias, activation]", '[384, 256, true, "tanh"]')
 
 
-def token_projection(fields: Any) -> tuple[int, int, bool, str, bool] | str:
-    """Return one projection of the head "vectors": the same, and whether its input is added to what it gives."""
+def token_projection(fields: Any) -> Any:
+    """Return one projection of the head "vectors": the same, and whether its input is added to what it gives, ``bool``."""
+    return _read("vectors", fields, "[inputs, outputs, bias, activation, residual]", '[768, 128, false, "none", false]')
+
+
+def _read(head: str, fields: Any, form: str, example: str) -> tuple[Any, ...] | str:
     if fields == NORMALIZE:
         return NORMALIZE
-    told = isinstance(fields, (list, tuple)) and len(fields) == 5 and isinstance(fields[2], bool)
-    if not told or fields[3] not in ACTIVATIONS or not isinstance(fields[4], bool):
+    told = isinstance(fields, (list, tuple)) and len(fields) == form.count(",") + 1
+    if not told or not all(isinstance(flag, bool) for flag in fields[2::2]) or fields[3] not in ACTIVATIONS:
         raise InputError(
-            f"vectors.projections: got {quoted(fields)}; accepted are {NORMALIZE!r} and [inputs, outputs, bias, activation, residual], "
-            f'such as [768, 128, false, "none", false], with the activations {", ".join(ACTIVATIONS)}'
+            f"{head}.projections: got {quoted(fields)}; accepted are {NORMALIZE!r} and {form}, such as {example}, with the activations "
+            f"{', '.join(ACTIVATIONS)}"
         )
     for size in fields[:2]:
-        check_int("vectors.projections", size, 1)
+        check_int(f"{head}.projections", size, 1)
     return (*fields,)
 
 

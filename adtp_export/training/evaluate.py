@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..contract import ATTENTION_MASK
 from ..errors import InputError
 from ..explain.gradients import integrated_gradients
-from ..inference.answers.sequence import quality
+from ..inference.answers.sequence import spearman
 from ..model import registry
 from .attribution import of_tokens, supervision
 from .data import Examples, Labels, joined, split, to_device
@@ -198,18 +198,14 @@ def _ranks(
             pooled[name].append(targets[name][candidates].numpy())
             for row, chosen in enumerate(candidates):
                 if chosen.sum() >= MIN_CANDIDATES:
-                    within[name].append(_spearman(*(t[row][chosen].numpy() for t in (saliency, view))))
+                    within[name].append(spearman(*(t[row][chosen].numpy() for t in (saliency, view))))
     whole = {name: np.concatenate(values) for name, values in pooled.items()}
     said = whole["saliency"]
     return {
         name: {
             "spearman": float(np.mean(within[name])) if within[name] else None,
-            "spearman_pooled": _spearman(said, whole[name]) if said.size else None,
+            "spearman_pooled": spearman(said, whole[name]) if said.size else None,
             "mse": float(np.square(said - whole[name]).mean()) if said.size else None,
         }
         for name in within
     }
-
-
-def _spearman(a: np.ndarray, b: np.ndarray) -> float:
-    return quality(a[:, None], b)["spearman"]

@@ -13,27 +13,27 @@ from ..model.selection import KeepAbove, KeepAboveShare, KeepBest, KeepRanks, Ru
 from .oracle import OracleBatch, OracleRun
 
 
-def judge(oracle: OracleRun, expected: OracleBatch, kept_site: np.ndarray, row: int) -> ExcusedFlip:
+def judge(oracle: OracleRun, expected: OracleBatch, kept_site: np.ndarray, row: int, row0: int) -> ExcusedFlip:
     """Return the first site at which a row parts from the oracle, with what rounding would have to explain there, and its bound.
 
     Args:
-        kept_site: of the row in the target, ``(S,)``.
+        kept_site: of the row in the target, ``(S,)``. row: its number in the batch, whose first row is `row0`.
     """
     own = expected.kept_site[row]
     first = int(np.minimum(kept_site, own)[kept_site != own].min())
     if first < 0 or first >= len(oracle.sites):  # padding taken for a token, or the other way round
-        return ExcusedFlip(row, "unpadding", np.inf, 0.0)
+        return ExcusedFlip(row0 + row, "unpadding", np.inf, 0.0)
     # Another count comes from the first decision of a rule; the same count with other tokens, from the second.
     kind = 0 if (kept_site > first).sum() != (own > first).sum() else 1
     turned = [(float(expected.margins[first, kind, row]), kind)]
     exact = expected.exact.kept_site[row].numpy()
-    if np.array_equal(
-        np.minimum(exact, first), np.minimum(kept_site, first)
-    ):  # else fp64 decides among other tokens there
+    if np.array_equal(np.minimum(exact, first), np.minimum(own, first)):  # else fp64 decides among other tokens there
         off = apart(expected.exact.decisions[first], row, own >= first, kept_site > first)
         turned += [(off, 1)] if off > 0 else []
     flips = [
-        ExcusedFlip(row, oracle.sites[first], margin, float(oracle.multiple * oracle.decision_errors[first, which]))
+        ExcusedFlip(
+            row0 + row, oracle.sites[first], margin, float(oracle.multiple * oracle.decision_errors[first, which])
+        )
         for margin, which in turned
     ]
     return next((flip for flip in flips if not flip.margin < flip.bound), flips[0])  # nor is a NaN

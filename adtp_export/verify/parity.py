@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -160,8 +160,7 @@ def _compare_batch(
     real = expected.kept_site >= 0
     kept = [((kept_site > i) & real, (expected.kept_site > i) & real) for i in range(len(oracle.sites))]
     flipped = (kept_site != expected.kept_site).any(1)
-    found = [flips.judge(oracle, expected, kept_site[row], row) for row in map(int, np.flatnonzero(flipped))]
-    found = [replace(flip, row=row0 + flip.row) for flip in found]
+    found = [flips.judge(oracle, expected, kept_site[row], row, row0) for row in map(int, np.flatnonzero(flipped))]
     failures += [
         f"kept tokens differ first at site {flip.site} (row {flip.row}: that is clear by "
         f"{flip.margin:.3g}, and the error bound is {flip.bound:.3g})"

@@ -265,17 +265,18 @@ def compare(decoder: Decoder, expected: Expected, prefill: Run, step: Run) -> Pa
         found = [rows_of(answers[0], layer, number) - bounds[number] for layer in layers]
         parted = first_difference(reading.rows, found)
         kept.append(np.mean([np.array_equal(a, b) for a, b in zip(reading.rows, found)]))
-        if parted < len(layers) and not (
-            parted and may_follow(prompts[number], reading.rows[parted - 1 : parted + 1], found[parted])
-        ):
-            wrong = f"prompt {number} enters layer {layers[parted]} with rows that no choice of image tokens leaves"
-            flips.append(ExcusedFlip(number, f"{layers[parted]}.attention", np.inf, 0.0))
-            continue
         if parted < len(layers):
-            margin, bound = reading.choices[parted - 1].margin, expected.multiple * expected.choice_errors[parted - 1]
+            margin, bound = np.inf, 0.0
+            if parted and may_follow(prompts[number], reading.rows[parted - 1 : parted + 1], found[parted]):
+                margin, bound = (
+                    reading.choices[parted - 1].margin,
+                    expected.multiple * expected.choice_errors[parted - 1],
+                )
+                if not margin < bound:
+                    wrong = f"prompt {number} has other tokens from layer {layers[parted]} on, and that choice is clear ({margin:.2e})"
+            else:
+                wrong = f"prompt {number} enters layer {layers[parted]} with rows that no choice of image tokens leaves"
             flips.append(ExcusedFlip(number, f"{layers[parted]}.attention", margin, bound))
-            if not margin < bound:
-                wrong = f"prompt {number} has other tokens from layer {layers[parted]} on, and that choice is clear ({margin:.2e})"
             continue
         for answer, logits in zip(answers, reading.logits):
             row = answer[LOGITS][number]

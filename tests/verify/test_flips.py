@@ -83,13 +83,18 @@ def test_by_hand(name, kept, far):
     assert off_by(decided(RULES[name](order)), stays) == pytest.approx(off)
 
 
+def as_close(oracle):
+    """Of one batch: as if the borders of all its decisions had been near-ties."""
+    (batch,) = oracle.batches
+    return dataclasses.replace(oracle, batches=(dataclasses.replace(batch, margins=np.zeros_like(batch.margins)),))
+
+
 @pytest.mark.parametrize("pruning", ["adtp", "schedule", "ltp", "top"])
 def test_a_near_tie_excuses_no_tokens_but_those(pruning):
     """Where all decisions look close, tokens that are far apart still must not change places."""
     student = make_student(["0.ffn"]) if pruning == "adtp" else make_encoder("bert", pruning)
     oracle = run_oracle(student, [as_numpy(make_batch([20, 15, 30, 9], 30))])
     (batch,) = oracle.batches
-    close = dataclasses.replace(oracle, batches=(dataclasses.replace(batch, margins=np.zeros_like(batch.margins)),))
 
     def spoil(logits, kept):
         order = batch.exact.decisions[0].rule.order[0].numpy()
@@ -98,7 +103,10 @@ def test_a_near_tie_excuses_no_tokens_but_those(pruning):
         kept[0, stayed[order[stayed].argmax()]] = 0
         logits[0] += 100
 
-    assert f"kept tokens differ first at site {oracle.sites[0]}" in compare(close, PackedEngine(student, spoil)).failure
+    assert (
+        f"kept tokens differ first at site {oracle.sites[0]}"
+        in compare(as_close(oracle), PackedEngine(student, spoil)).failure
+    )
 
 
 def test_tokens_that_only_ask_always_stay():
@@ -108,26 +116,24 @@ def test_tokens_that_only_ask_always_stay():
     inputs["input_ids"][:, -2:] = 3
     oracle = run_oracle(student, [inputs])
     (batch,) = oracle.batches
-    close = dataclasses.replace(oracle, batches=(dataclasses.replace(batch, margins=np.zeros_like(batch.margins)),))
     kept = batch.kept_site.copy()
     assert (kept[:, -1] == len(oracle.sites)).all()
     kept[0, -1] = 0
     engine = types.SimpleNamespace(run=lambda inputs: {**batch.outputs, "kept_site": kept})
-    assert "kept tokens differ" in compare(close, engine).failure
+    assert "kept tokens differ" in compare(as_close(oracle), engine).failure
 
 
 def test_where_fp64_has_parted_before_its_scores_say_nothing():
     """There only the margin of its own decision counts."""
     student = make_student(["0.ffn", "1.ffn"])
     oracle = run_oracle(student, [as_numpy(make_batch([20, 15], 20))])
-    (batch,) = oracle.batches
+    (batch,) = as_close(oracle).batches
     other = batch.exact.kept_site.clone()
     fell, stayed = (int((other[0] == site).nonzero()[-1]) for site in (0, 2))
     other[0, fell], other[0, stayed] = 2, 0
-    margins = np.zeros_like(batch.margins)
 
     def failure(exact):
-        tied = dataclasses.replace(batch, margins=margins, exact=dataclasses.replace(batch.exact, kept_site=exact))
+        tied = dataclasses.replace(batch, exact=dataclasses.replace(batch.exact, kept_site=exact))
         return compare(dataclasses.replace(oracle, batches=(tied,)), PackedEngine(student, spoil)).failure
 
     def spoil(logits, kept):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .sequence import quality as correlations
+from .sequence import spearman
 
 
 def answers(vectors: Sequence[np.ndarray], dimension: int) -> np.ndarray:
@@ -47,7 +48,7 @@ def similarity_kept(vectors: np.ndarray, expected: np.ndarray) -> float:
     if len(above[0]) < 2:
         return 1.0
     found, wanted = ((_unit(side) @ _unit(side).T)[above] for side in (vectors, expected))
-    return quality(found, wanted)["spearman"]
+    return spearman(found, wanted)
 
 
 def quality(found: np.ndarray, true: np.ndarray) -> dict[str, float]:

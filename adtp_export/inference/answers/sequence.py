@@ -97,9 +97,7 @@ def order_kept(values: np.ndarray, expected: np.ndarray) -> float:
 
     It is 1 where nothing can change its place: of one row, or of values that are all expected to be equal.
     """
-    found = [
-        quality(own[:, None], wanted)["spearman"] for own, wanted in zip(values.T, expected.T) if np.ptp(wanted) > 0
-    ]
+    found = [spearman(own, wanted) for own, wanted in zip(values.T, expected.T) if np.ptp(wanted) > 0]
     return min(found, default=1.0)
 
 
@@ -119,9 +117,14 @@ def quality(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     if logits.shape[1] > 1:
         return classification(logits.argmax(1), np.asarray(labels), logits.shape[1])
     values, truth = logits[:, 0].astype(np.float64), np.asarray(labels, np.float64)
-    if np.ptp(values) == 0 or np.ptp(truth) == 0:
-        return {"spearman": 0.0, "pearson": 0.0}
-    return {"spearman": _correlation(_ranks(values), _ranks(truth)), "pearson": _correlation(values, truth)}
+    pearson = 0.0 if _any_constant(values, truth) else _correlation(values, truth)
+    return {"spearman": spearman(values, truth), "pearson": pearson}
+
+
+def spearman(values: np.ndarray, truth: np.ndarray) -> float:
+    """Return the correlation of ranks of two rows of numbers, ``(n,)``, from -1 to 1; 0 where all of one are equal."""
+    values, truth = (np.asarray(row, np.float64) for row in (values, truth))
+    return 0.0 if _any_constant(values, truth) else _correlation(_ranks(values), _ranks(truth))
 
 
 def classification(answered: np.ndarray, true: np.ndarray, classes: int) -> dict[str, float]:
@@ -136,6 +139,10 @@ def classification(answered: np.ndarray, true: np.ndarray, classes: int) -> dict
     matthews = (right.sum() * rows - answers @ truths) / np.sqrt(spread) if spread else 0.0
     measures = {"accuracy": right.sum() / rows, **score, "matthews": matthews}
     return {name: float(value) for name, value in measures.items()}
+
+
+def _any_constant(*rows: np.ndarray) -> bool:
+    return any(np.ptp(row) == 0 for row in rows)
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import InputError
 from . import embedding
+from .sequence import spearman
 
 MAX_SCORES = 1 << 24
 """Of tokens with tokens that are held at once: 64 MB."""
@@ -109,4 +110,4 @@ def similarity_kept(found: Sequence[np.ndarray], expected: Sequence[np.ndarray])
     if len(told) < 2:
         return 1.0
     scores, wanted = (maxsim([side[i] for i in told], [side[i] for i in told]).ravel() for side in few)
-    return embedding.quality(scores, wanted)["spearman"]
+    return spearman(scores, wanted)

@@ -93,11 +93,8 @@ def train(run: RunOptions, **settings: Any) -> dict[str, Any]:
             _telling_lost_process(processes),
         ):
             steps.note(str(task))
-            if teacher and (
-                idle := [
-                    flag_name(name) for name in TUNING if given.get(name) not in (None, getattr(TrainOptions, name))
-                ]
-            ):
+            idle = [flag_name(name) for name in TUNING if given.get(name) not in (None, getattr(TrainOptions, name))]
+            if teacher and idle:
                 steps.note(f"{' and '.join(idle)}: without effect, since the model of --teacher is taken as it is")
             teacher = teacher or _tuned_teacher(task, place, steps, processes)
             figures, task = _explain(teacher, task, views, steps, processes)

@@ -16,7 +16,7 @@ from ...data.readers import read_rows
 from ...data.rows import ONE_TEXT
 from ...data.tokenize import encode
 from ...errors import InputError
-from ...inference.answers.sequence import quality
+from ...inference.answers.sequence import spearman
 from ...model.heads.embedding import PackedEmbedding, PrunedEncoderForEmbedding, finished, pooled
 from ...model.packed import PackedStudent
 from ..data import Examples, Labels, Table, known_inputs
@@ -112,7 +112,7 @@ class EmbeddingObjective(Objective):
         else:
             chosen = slice(None, None, -(-len(vectors) // MAX_COMPARED))
             cosines, truth = _cosines(vectors[chosen]), _cosines(theirs[chosen]).numpy()
-        return {"spearman": quality(cosines[:, None].numpy(), truth)["spearman"], "cosine": mean}
+        return {"spearman": spearman(cosines.numpy(), truth), "cosine": mean}
 
     def row_scores(self, answers: Sequence[Tensor], examples: Examples) -> np.ndarray:
         """The cosine of each text's vector to its teacher's."""
