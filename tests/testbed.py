@@ -95,9 +95,10 @@ def as_numpy(batch):
 
 
 def as_ties(batch):
-    """An oracle's answers to a batch, as if all its decisions had been ties."""
-    ties = (replace(d, rule=replace(d.rule, order=torch.zeros_like(d.rule.order))) for d in batch.exact.decisions)
-    return replace(batch, margins=np.zeros_like(batch.margins), exact=replace(batch.exact, decisions=tuple(ties)))
+    """An oracle's answers to a batch, as if all decisions of its retainers had been ties, and any number of tokens could stay."""
+    rules = [replace(d.rule, order=torch.zeros_like(d.rule.order), counts=None) for d in batch.exact.decisions]
+    ties = tuple(replace(d, rule=rule) for d, rule in zip(batch.exact.decisions, rules))
+    return replace(batch, margins=np.zeros_like(batch.margins), exact=replace(batch.exact, decisions=ties))
 
 
 def one_thread():

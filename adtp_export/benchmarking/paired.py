@@ -20,7 +20,7 @@ DRAWS, TOGETHER = 10_000, 500
 """How often seeds and groups are drawn, and how often at a time."""
 LOW, HIGH = 0.025, 0.975
 KEPT_GROUPS = 2000
-"""Draws of up to so many groups are kept for later comparisons, four times 40 MB at most: drawing takes nearly all of the time."""
+"""Draws of up to so many groups are kept for later comparisons, ten times 20 MB at most: drawing takes nearly all of the time."""
 
 Draws = tuple[np.ndarray, np.ndarray]
 """How often each seed and each group is drawn: ``(TOGETHER, seeds)`` and ``(TOGETHER, groups)``."""
@@ -92,9 +92,10 @@ def _draws(seeds: int, groups: int, times: int) -> Iterator[Draws]:
         yield of_seeds, of_groups
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=10)
 def _kept_draws(seeds: int, groups: int, times: int) -> tuple[Draws, ...]:
-    return tuple((s.astype(np.int16), g.astype(np.int16)) for s, g in _draws(seeds, groups, times))
+    """A group is drawn once in the mean, and more than 127 times never."""
+    return tuple((s, g.astype(np.int8)) for s, g in _draws(seeds, groups, times))
 
 
 def means_at_most(values: np.ndarray, groups: np.ndarray) -> np.ndarray:

@@ -69,10 +69,8 @@ class Rule(ABC):
 
     def errors(self, exact: Rule, live: Tensor) -> Tensor:
         """Return by how much the scores behind a padded decision differ from exact ones at most, ``(2, B)``."""
-        pairs = zip(self.behind(live), exact.behind(live))
-        return torch.stack([
-            _zeros(live) if a is None or b is None else (a - b).abs().amax(1).double() for a, b in pairs
-        ])  # fmt: skip
+        pairs, none = zip(self.behind(live), exact.behind(live)), live.new_zeros(len(live), dtype=torch.float64)
+        return torch.stack([none if a is None or b is None else (a - b).abs().amax(1).double() for a, b in pairs])
 
     def sizes(self, live: Tensor) -> Tensor:
         """Return the largest magnitude of the scores behind both decisions, ``(2,)``."""
@@ -122,14 +120,15 @@ class KeepBest(Rule):
     """The first token stays, and the ``count - 1`` others of highest `order`.
 
     order: ``(B, S)`` or ``(T,)``. count: ``(B,) int64``, from 1 to the live tokens. choice: ``(B, C)`` scores of candidates,
-    the largest of which gave `count`; None where lengths alone gave it. keep_first: where it is false, the first token competes
-    like all others, and the `count` of highest `order` stay.
+    the largest of which gave `count`, and counts: ``(B, C) int64``, what each of them gives; None where lengths alone gave it.
+    keep_first: where it is false, the first token competes like all others, and the `count` of highest `order` stay.
 
     Source: checkpoint format 1, "exact semantics of a cut".
     """
 
     count: Tensor
     choice: Tensor | None = None
+    counts: Tensor | None = None
     keep_first: bool = True
 
     def keeping(self, also: Tensor | None, first: Tensor) -> Rule:
@@ -137,7 +136,8 @@ class KeepBest(Rule):
         if also is None:
             return self
         anchors = 1 + ((also != first) & self.keep_first).to(self.count.dtype)
-        return dataclasses.replace(self, also=also, count=torch.maximum(self.count, anchors))
+        counts = None if self.counts is None else torch.maximum(self.counts, anchors[:, None])
+        return dataclasses.replace(self, also=also, count=torch.maximum(self.count, anchors), counts=counts)
 
     def competing(self, live: Tensor) -> Tensor:
         return competing(live, self.also, self.keep_first)
@@ -394,7 +394,3 @@ def _rectangle(
     score = score.masked_fill(column >= lengths[:, None], limits.min)
     score = score.masked_fill(column == 0, limits.max) if keep_first else score
     return score if also is None else score.masked_fill(column == (also - start)[:, None], limits.max)
-
-
-def _zeros(live: Tensor) -> Tensor:
-    return live.new_zeros(len(live), dtype=torch.float64)

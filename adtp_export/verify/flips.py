@@ -28,8 +28,9 @@ def judge(oracle: OracleRun, expected: OracleBatch, kept_site: np.ndarray, row: 
     turned = [(float(expected.margins[first, kind, row]), kind)]
     exact = expected.exact.kept_site[row].numpy()
     if np.array_equal(np.minimum(exact, first), np.minimum(own, first)):  # else fp64 decides among other tokens there
-        off = apart(expected.exact.decisions[first], row, own >= first, kept_site > first)
-        turned += [(off, 1)] if off > 0 else []
+        decision, kept = expected.exact.decisions[first], kept_site > first
+        turned += [(behind, 0)] if (behind := lead(decision, row, kept)) > 0 else []
+        turned += [(off, 1)] if (off := apart(decision, row, own >= first, kept)) > 0 else []
     flips = [
         ExcusedFlip(
             row0 + row, oracle.sites[first], margin, float(oracle.multiple * oracle.decision_errors[first, which])
@@ -37,6 +38,16 @@ def judge(oracle: OracleRun, expected: OracleBatch, kept_site: np.ndarray, row: 
         for margin, which in turned
     ]
     return next((flip for flip in flips if not flip.margin < flip.bound), flips[0])  # nor is a NaN
+
+
+def lead(decision: Decision, row: int, kept: np.ndarray) -> float:
+    """Return how far the candidate that was chosen leads those that keep as many as ``kept (S,) bool`` of a row; 0 without candidates."""
+    rule = decision.rule
+    if not isinstance(rule, KeepBest) or rule.choice is None or rule.counts is None:
+        return 0.0
+    choice = rule.choice[row].numpy()
+    as_many = rule.counts[row].numpy() == (kept & decision.live[row].numpy()).sum()
+    return float(choice.max() - choice[as_many].max(initial=-np.inf))
 
 
 def apart(decision: Decision, row: int, alive: np.ndarray, kept: np.ndarray) -> float:

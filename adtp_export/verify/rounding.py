@@ -26,8 +26,8 @@ tokens than the oracle, take the first site at which it does, and the decision t
     m_r < M e      the flip is excused, and listed: either answer lies within rounding
     m_r >= M e     the target is wrong
 
-Besides, scores that are off by less than M e have to explain all tokens that fell or stayed otherwise (`verify.flips`): a near-tie at
-the border excuses the tokens that are near it, and no others.
+Besides, scores that are off by less than M e have to explain how many tokens stayed, and all that fell or stayed otherwise
+(`verify.flips`): a near-tie excuses the ratios, or the tokens at the border, that are near it, and no others.
 
 After an excused flip the target computes another network, as right as the oracle's, so its row is not compared further.
 `verify.parity` applies both inequalities to a target; `verify.oracle` has x, e and m.

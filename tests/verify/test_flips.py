@@ -14,7 +14,7 @@ from testbed import as_numpy, make_batch, make_encoder, make_student
 
 from adtp_export.model.padded import Decision
 from adtp_export.model.selection import KeepAbove, KeepAboveShare, KeepBest, KeepRanks
-from adtp_export.verify.flips import apart
+from adtp_export.verify.flips import apart, lead
 from adtp_export.verify.oracle import run_oracle
 from adtp_export.verify.parity import compare
 
@@ -83,6 +83,15 @@ def test_by_hand(name, kept, far):
     assert off_by(decided(RULES[name](order)), stays) == pytest.approx(off)
 
 
+@pytest.mark.parametrize(("stayed", "behind"), [(2, 0), (5, 0.001), (8, 0.7), (6, np.inf)])
+def test_a_near_tie_of_ratios_excuses_no_other_number(stayed, behind):
+    """The first and the last always stay, which are more than one."""
+    choice, counts = torch.tensor([[0.3, 1, 0.999, 0.2]], dtype=torch.float64), torch.tensor([[8, 1, 5, 5]])
+    rule = KeepBest(torch.zeros(1, N, dtype=torch.float64), counts[:, 1], choice, counts)
+    rule = rule.keeping(torch.tensor([LIVE - 1]), torch.tensor([0]))
+    assert lead(decided(rule), 0, np.arange(N) < stayed) == pytest.approx(behind)
+
+
 def as_close(oracle):
     """Of one batch: as if the borders of all its decisions had been near-ties."""
     (batch,) = oracle.batches
@@ -107,6 +116,25 @@ def test_a_near_tie_excuses_no_tokens_but_those(pruning):
         f"kept tokens differ first at site {oracle.sites[0]}"
         in compare(as_close(oracle), PackedEngine(student, spoil)).failure
     )
+
+
+def test_another_number_of_tokens_is_one_that_a_ratio_gives():
+    """One more than stayed: the best of those that fell."""
+    student = make_student(["0.ffn"])
+    oracle = run_oracle(student, [as_numpy(make_batch([20, 15, 30, 9], 30))])
+    (batch,) = oracle.batches
+    decision = batch.exact.decisions[0]
+    assert decision.count[0] + 1 not in decision.rule.counts[0]
+    assert [int(counts[scores.argmax()]) for counts, scores in zip(decision.rule.counts, decision.rule.choice)] == (
+        decision.count.tolist()
+    )
+
+    def spoil(logits, kept):
+        fell = np.flatnonzero(kept[0] == 0)
+        kept[0, fell[decision.rule.order[0].numpy()[fell].argmax()]] = len(oracle.sites)
+
+    told = compare(as_close(oracle), PackedEngine(student, spoil)).failure
+    assert f"kept tokens differ first at site {oracle.sites[0]}" in told
 
 
 def test_tokens_that_only_ask_always_stay():

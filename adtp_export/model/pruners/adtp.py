@@ -53,8 +53,8 @@ class AdtpPruner(Pruner):
     def forward(self, seen: Seen) -> KeepBest:
         """Choose the ratio of the highest score, the lowest index on ties, and order tokens by saliency."""
         choice = in_fp32(self.ratio_predictor, seen.read)
-        count = self.count(choice.argmax(1), seen.lengths)
-        return KeepBest(in_fp32(self.saliency_predictor, seen.states).squeeze(-1), count, choice)
+        order = in_fp32(self.saliency_predictor, seen.states).squeeze(-1)
+        return KeepBest(order, self.count(choice.argmax(1), seen.lengths), choice, self.counts(seen.lengths))
 
     @property
     def predictors(self) -> tuple[nn.Linear, nn.Sequential]:
@@ -65,6 +65,10 @@ class AdtpPruner(Pruner):
         """Tokens to keep, ``(B,) int64``, for ``chosen (B,) int64`` candidates and live tokens ``lengths (B,)``."""
         permille = torch.tensor(self.permille, device=lengths.device)
         return kept_count(lengths, permille.index_select(0, chosen), self.min_tokens)
+
+    def counts(self, lengths: Tensor) -> Tensor:
+        """Tokens that each candidate keeps, ``(B, C) int64``, of live tokens ``lengths (B,)``."""
+        return kept_count(lengths[:, None], torch.tensor(self.permille, device=lengths.device), self.min_tokens)
 
 
 def saliency_predictor(hidden_size: int, width: int) -> nn.Sequential:
