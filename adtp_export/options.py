@@ -76,12 +76,14 @@ def option(default: Any, help: str, group: str = "", **more: Any) -> Any:
 class Option(NamedTuple):
     """An option of a dataclass.
 
-    kind: bool, int, float, str, Path, or list for one that is given several times. positional: has no flag on the command line.
+    kind: bool, int, float, str, Path, or list for one that is given several times. types: of values in Python. positional: has no flag on
+    the command line.
     """
 
     name: str
     flag: str
     kind: type
+    types: tuple[type, ...]
     positional: bool
     default: Any
     help: str
@@ -110,6 +112,7 @@ def options_of(options: type) -> tuple[Option, ...]:
         Option(
             name=known.name,
             kind=_kind(hints[known.name]),
+            types=_types(hints[known.name]),
             positional=not known.kw_only and known.metadata["flag"] is None,
             default=known.default,
             **{**known.metadata, "flag": known.metadata["flag"] or flag_name(known.name)},
@@ -121,14 +124,21 @@ def options_of(options: type) -> tuple[Option, ...]:
 
 def _kind(hint: Any) -> type:
     """Return what a value on the command line becomes. One of several types is text: a list with commas, for example."""
-    kinds = [
-        kind for kind in (get_args(hint) if isinstance(hint, types.UnionType) else [hint]) if kind is not type(None)
-    ]
+    kinds = [kind for kind in _alternatives(hint) if kind is not type(None)]
     if kinds == list(get_args(PathLike)):
         return Path
     if len(kinds) > 1:
         return str
     return list if get_origin(kinds[0]) is Sequence else kinds[0]
+
+
+def _types(hint: Any) -> tuple[type, ...]:
+    found = [get_origin(kind) or kind for kind in _alternatives(hint)]
+    return tuple([*found, int] if float in found else found)
+
+
+def _alternatives(hint: Any) -> Sequence[Any]:
+    return get_args(hint) if isinstance(hint, types.UnionType) else [hint]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +172,13 @@ def _check_value(known: Option, value: Any) -> None:
         number = isinstance(value, accepted) and not isinstance(value, bool)
         if not number or not known.within.low <= value <= known.within.high:
             raise InputError(f"{known.flag}: got {quoted(value)}; accepted is {known.within.told}")
+    elif not isinstance(value, known.types) or (isinstance(value, str) and str not in known.types):
+        told = " or ".join(_TOLD.get(kind, kind.__name__) for kind in known.types if kind is not type(None))
+        raise InputError(f"{known.flag}: got {quoted(value)} ({type(value).__name__}); accepted is {told}")
+
+
+_TOLD = {str: "text", os.PathLike: "a path", Sequence: "a list", int: "a number", float: "a number"}
+"""Types, as messages say them."""
 
 
 def listed(value: str | Sequence[Any] | None) -> tuple[str, ...]:

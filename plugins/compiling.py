@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.records import sha256
 from ..errors import EngineBuildError, InputError, MissingDependencyError, quoted
-from ..io import telling_full_disk
+from ..io import sha256, telling_full_disk
 
 SYSTEM = f"{platform.system()} {platform.machine()}"
 LEAST_ROOM = 1 << 20

@@ -99,6 +99,9 @@ def test_the_function_shows_the_fields():
         ({"crust": "thik"}, "--crust: got 'thik'; accepted are thin, thick; did you mean 'thick'?"),
         ({"salted": "no"}, "--salted: got 'no'; accepted are True and False"),
         ({"salted": True, "crust": "thin"}, "--salted goes with a thick crust"),
+        ({"oven": 3}, "--oven: got 3 (int); accepted is text or a path"),
+        ({"seeds": 3}, "--seeds: got 3 (int); accepted is text or a list"),
+        ({"notes": "one"}, "--note: got 'one' (str); accepted is a list"),
         ({"loafs": 3}, "bake: got the unknown option 'loafs'; did you mean 'loaves'?; accepted are dough, oven"),
     ],
 )

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ..contract import HEAD_IMAGES, HEAD_TEXT, MAX_THREADS
 from ..errors import InputError, check_int, did_you_mean, quoted
-from ..io import unreadable
-from .records import MANIFEST_NAME, Manifest, sha256
+from ..io import sha256, unreadable
+from .records import MANIFEST_NAME, Manifest
 
 _ANEW = "export again with --force, or fetch the directory anew"
 _OTHERS = {HEAD_TEXT: "a model that generates text", HEAD_IMAGES: "a vision tower"}

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import AdtpError, InputError, ellipsize, quoted
-from ..io import JSON_BYTES
-from .records import MANIFEST_NAME, Manifest, sha256
+from ..errors import AdtpError, InputError, ellipsize, quoted, typed
+from ..io import JSON_BYTES, sha256
+from .records import MANIFEST_NAME, Manifest
 
 CARD = "README.md"
 """The model card of a repository."""
@@ -202,7 +202,7 @@ def push(out: Path, repo: str) -> str:
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-    again = f"{out} is complete; to push it later, type: hf upload {repo} {out} . --private"
+    again = f"{out} is complete; to push it later, type: hf upload {repo} {typed(out)} . --private"
     with _talking(repo, after=f". {again}"):
         api = HfApi()
         if "/" not in repo or not api.repo_exists(repo):
@@ -271,7 +271,11 @@ class _There:
             raise InputError(
                 f"{told}{_url(self.repo)} has files that adtp-export did not put there, and pushing would replace them: "
                 f"{', '.join(foreign[:_MAX_NAMED])}{more}; "
-                + (f"type: hf upload ANOTHER-NAME {out} . --private" if out else "type --push-to-hub ANOTHER-NAME")
+                + (
+                    f"type: hf upload ANOTHER-NAME {typed(out)} . --private"
+                    if out
+                    else "type --push-to-hub ANOTHER-NAME"
+                )
                 + ", or move these files elsewhere"
             )
 

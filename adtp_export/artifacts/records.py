@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from typing import Any, TypedDict, TypeVar
 import msgspec
 
 from ..errors import InputError, quoted, typed
-from ..io import is_file, unreadable
+from ..io import is_file, sha256, unreadable
 
 _Kind = TypeVar("_Kind")
 
@@ -325,10 +325,7 @@ class Manifest:
         path = directory / MANIFEST_NAME
         try:
             if not is_file(path):
-                raise InputError(
-                    f"{directory} is not an exported directory: it has no {MANIFEST_NAME}. "
-                    f"Make one with: adtp-export MODEL_DIR --out {typed(directory)}"
-                )
+                raise _missing(directory)
             data = convert(json.loads(path.read_text(encoding="utf-8")), dict[str, Any])
             if data.get("schema") != SCHEMA:
                 raise InputError(
@@ -359,6 +356,17 @@ class Manifest:
             raise InputError(f"{path} is damaged ({error}); remove {directory} and export again") from error
 
 
+def _missing(directory: Path) -> InputError:
+    """Return the error for what is no output directory. One can be made there only where there is nothing."""
+    then = "Make one with: adtp-export MODEL_DIR --out OUT"
+    with contextlib.suppress(OSError, ValueError):  # it may be a file, or no name of one
+        if any((directory / name).is_file() for name in ("config.json", "modules.json")):
+            then = f"If it is a checkpoint, type: adtp-export {typed(directory)}"
+        elif not directory.exists() or not any(directory.iterdir()):
+            then = f"Make one with: adtp-export MODEL_DIR --out {typed(directory)}"
+    return InputError(f"{directory} is not an exported directory: it has no {MANIFEST_NAME}. {then}")
+
+
 def _check_names(files: Mapping[str, FileEntry], targets: Mapping[str, Target]) -> None:
     """Raises ValueError where a file is not named inside the directory, or a target's file is not listed."""
     for name in files:
@@ -382,12 +390,3 @@ def convert(data: object, kind: type[_Kind]) -> _Kind:
 def file_entry(path: Path) -> FileEntry:
     """Describe a file for the manifest: ``{"sha256": hex, "bytes": int}``."""
     return {"sha256": sha256(path), "bytes": path.stat().st_size}
-
-
-def sha256(*paths: Path) -> str:
-    """Hash the bytes of files, one after the other, without reading them whole."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as stream:
-            hashlib.file_digest(stream, lambda: digest)
-    return digest.hexdigest()

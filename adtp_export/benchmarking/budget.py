@@ -124,7 +124,7 @@ def make_plan(
     for workload, name in _by_rank(entries):
         cost = costs.get((workload, name))
         if cost is None or (name != entries[workload][0] and not chosen[workload]):  # without the first, no ratios
-            plan.left_out.append(LeftOut(workload, name, None))
+            plan.left_out.append(LeftOut(workload, name, None if cost is None else round(CYCLES * cost, 1)))
             continue
         # A round that counts follows an untimed one; so do those of the pilot.
         whole, few = 2 * cost * (pilot + least_rounds(works[workload])), CYCLES * cost

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 CHUNK, CHUNK_CHARACTERS = 1024, 1 << 24
 _PROMPTED = (HEAD_SEQUENCE, HEAD_VECTORS, *VECTORS)
 _FOR_HEADS = {
+    "text_pair": (HEAD_SEQUENCE, HEAD_SPANS),
     "aggregation": (HEAD_TOKENS,),
     "may_be_none": (HEAD_SPANS,),
     **dict.fromkeys(run_ray.WINDOWS, (HEAD_SPANS,)),
@@ -235,6 +236,8 @@ def _check(options: argparse.Namespace, deployment: Predictor) -> None:
             raise InputError(
                 f"{typed} is for models with the head {' or '.join(heads)}, and {options.out} has {deployment.head}; leave it out"
             )
+    if deployment.head == HEAD_SPANS and options.text and not options.text_pair:
+        raise InputError("--question: each goes with its --context; add them")
     several = deployment.head in (HEAD_SPANS, HEAD_MASKED)
     if options.top_k is not None and not several and options.query is None:
         raise InputError(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, check_int, flag_name
+from ..errors import InputError, check_int, flag_name, typed
 from .console import check_place, print_json, write_npy
 
 TAKEN = ("out", "texts", "image", "batch_size", "threads", "target", "out_file", "kept", "json")
@@ -30,7 +30,7 @@ def command(options: argparse.Namespace, default: Callable[[str], Any]) -> int:
     check_int("--batch-size", options.batch_size, 1)
     images = [*(options.image or ()), *options.texts]
     if not images:
-        raise InputError(f"there is no picture; type: adtp-run {options.out} --image FILE")
+        raise InputError(f"there is no picture; type: adtp-run {typed(options.out)} --image FILE")
     if options.kept and options.out_file is not None:
         raise InputError("--kept prints tokens, and --out has no place for them")
     if options.out_file is not None:

@@ -123,9 +123,11 @@ def read(options: argparse.Namespace) -> Iterable[Text]:
         InputError: pairs that are none; while reading, as `data.readers.read_texts`.
     """
     from ..data.labelled import is_squad, read_questions
-    from ..data.readers import read_texts
+    from ..data.readers import ending, read_texts
 
     if options.file is not None:
+        if ending(options.file) == ".parquet":
+            raise InputError(f"--file {options.file}: Parquet files go with --ray; add --ray --out DIR")
         if options.text_pair:
             raise InputError("--text-pair goes with texts; for a file or stdin say --text-column FIRST,SECOND")
         if is_squad(options.file):

@@ -88,7 +88,7 @@ def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
         _print_others(record, console)
     if record["published"]:
         console.print(f"Wrote {out}/export. What was tried: {out}/tune.html")
-        console.print(f"next: adtp-run {typed(Path(out, 'export'))} --target {best['target']}")
+        console.print(f"next: adtp-run {typed(Path(out, 'export'))} --target {best['target']} --file FILE")
     else:
         earlier = f" An earlier choice stays in {out}/export." if Path(out, "export").exists() else ""
         tried = f" What was tried: {out}/tune.html" if record["candidates"] else ""

@@ -16,7 +16,7 @@ from tokenizers import Encoding, Tokenizer
 
 from ..errors import InputError, did_you_mean, ellipsize, quoted
 from ..io import MAX_ROW
-from .readers import ending, json_rows, opened
+from .readers import ending, json_rows, opened, other_ending
 from .tokenize import TokenizedText, read_whole, reading_texts, taken
 from .truncate import MAX_CHARACTERS, Beginnings
 
@@ -177,11 +177,8 @@ def _rows(path: Path, columns: tuple[str, ...], others: str = "") -> Iterator[tu
     Raises:
         InputError: as `read_tagged` says.
     """
-    if (kind := ending(path)) != ".jsonl":
-        raise InputError(
-            f"{path}: got a file ending in {quoted(kind or 'nothing')}; accepted is .jsonl{others}, also .gz, with "
-            f"{', '.join(columns)} in each row"
-        )
+    if ending(path) != ".jsonl":
+        raise other_ending(path, f"is .jsonl{others}, also .gz, with {', '.join(columns)} in each row")
     number = 0
     with opened(path, ".jsonl") as stream:
         for number, row in enumerate(json_rows(stream, path), start=1):

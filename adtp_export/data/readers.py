@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from ..errors import InputError, did_you_mean, ellipsize, quoted
 from ..io import MAX_ROW, Lines, check_regular, unreadable
+from .truncate import check_unicode
 
 Text = str | tuple[str, str]
 Label = str | int | float
@@ -48,8 +49,17 @@ def read_texts(path: Path, column: str | None = None) -> Iterator[Text]:
 
 
 def ending(path: Path) -> str:
-    """Return what kind of file a path names, such as ``.jsonl``: its last suffix besides ``.gz``; "" where there is none."""
-    return next((suffix for suffix in reversed(path.suffixes[-2:]) if suffix != ".gz"), "")
+    """Return what kind of file a path names, such as ``.jsonl``: its last suffix besides ``.gz``, in lower case; "" where there is none."""
+    return next((suffix for each in reversed(path.suffixes[-2:]) if (suffix := each.lower()) != ".gz"), "")
+
+
+def other_ending(path: Path, accepted: str) -> InputError:
+    """Return the error for a file whose name does not end as it should. accepted: what a sentence says after "accepted"."""
+    check_regular(path)
+    if path.stem != STDIN and not path.exists():
+        return InputError(f"{path}: there is no such file")
+    got = f"a file ending in {quoted(kind)}" if (kind := ending(path)) else "a name without an ending"
+    return InputError(f"{path}: got {got}; accepted {accepted}")
 
 
 def read_rows(path: Path, column: str | None = None, label_column: str | None = None) -> Iterator[tuple[Text, Any]]:
@@ -60,9 +70,7 @@ def read_rows(path: Path, column: str | None = None, label_column: str | None = 
     """
     kind = ending(path)
     if kind not in (".txt", ".tsv", ".csv", ".jsonl"):
-        raise InputError(
-            f"{path}: got a file ending in {quoted(kind or 'nothing')}; accepted are .txt, .tsv, .csv and .jsonl, each also .gz"
-        )
+        raise other_ending(path, "are .txt, .tsv, .csv and .jsonl, each also .gz")
     with opened(path, ".txt, .tsv, .csv or .jsonl") as stream:
         empty = True
         for row in _parse(stream, kind, path, column, label_column):
@@ -102,7 +110,7 @@ def _open(path: Path) -> IO[str]:
     if path.stem == STDIN:
         return io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig", newline="")
     check_regular(path)
-    if path.suffix == ".gz":
+    if path.suffix.lower() == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
 
@@ -152,6 +160,8 @@ def _text_and_label(
     values = [value for name in columns if isinstance(value := row.get(name), str)]
     if len(values) < len(columns):
         raise InputError(f"{where} has no text in {' and '.join(map(repr, columns))}")
+    for value in values:
+        check_unicode(value, where)
     label = None if label_column is None else row.get(label_column)
     if label_column is not None and not is_label(label):
         raise no_label(label, label_column, where)

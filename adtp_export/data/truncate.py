@@ -71,14 +71,14 @@ def count(tokenizer: Tokenizer, text: str) -> int:
     return len(tokenizer.encode(text[:MAX_CHARACTERS], add_special_tokens=False))
 
 
-def check_unicode(text: str) -> None:
-    """Raises InputError for a text that is no valid Unicode (lone surrogates)."""
+def check_unicode(text: str, where: str = "text") -> None:
+    """Raises InputError for a text that is no valid Unicode (lone surrogates), and says where it is."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         other = sys.getfilesystemencoding() != "utf-8"
         then = "; this locale is not UTF-8: type PYTHONUTF8=1 before the command" if other else ""
-        raise InputError(f"text: got {text[:40]!r}, which is not valid Unicode ({error.reason}){then}") from error
+        raise InputError(f"{where}: got {text[:40]!r}, which is not valid Unicode ({error.reason}){then}") from error
 
 
 def portions(texts: Iterable[Any], most: int = MAX_CHARACTERS, most_texts: int | None = None) -> Iterator[list[Any]]:

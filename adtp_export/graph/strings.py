@@ -25,8 +25,8 @@ _SURROGATES = range(0xD800, 0xE000)
 _ASKED = (range(0x34000), range(0xE0000, 0xE1000))
 """Characters about which the tokenizer is asked. Unicode has no others, but for two planes of private ones."""
 _PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
-_FIRST_MARK, _BREAK = 0xF800, "\x1f"
-"""Of private characters that stand for added tokens, and the character that parts others. The normalizer removes both."""
+_FIRST_MARK, _LAST_MARK, _BREAK = 0xE000, 0xF8FF, "\x1f"
+"""Of private characters, those that stand for added tokens, and the character that parts others. The normalizer removes both."""
 _PROBE = "0"
 """A character that the normalizer leaves as it is, and that no other becomes."""
 
@@ -50,7 +50,10 @@ def obstacle(tokenizer: Tokenizer) -> str | None:
         return f"its normalizer is {type(normalizer).__name__}, and a BertNormalizer that cleans texts is what can be expressed"
     if not isinstance(tokenizer.pre_tokenizer, pre_tokenizers.BertPreTokenizer):
         return f"it splits words by {type(tokenizer.pre_tokenizer).__name__}, and BertPreTokenizer is what can be expressed"
-    for token in tokenizer.get_added_tokens_decoder().values():
+    added, most = tokenizer.get_added_tokens_decoder(), _LAST_MARK - _FIRST_MARK + 1
+    if len(added) > most:
+        return f"it has {len(added)} added tokens, and up to {most} can be expressed"
+    for token in added.values():
         if token.single_word or token.lstrip or token.rstrip or token.normalized:
             return f"its added token {token.content!r} looks at what is around it, or at normalized text"
     return None

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..artifacts.records import sha256
 from ..contract import HEAD_EMBEDDING, HEAD_HYBRID
 from ..data.sides import Sides
 from ..errors import InputError, ellipsize
+from ..io import sha256
 from ..model.checkpoint import Checkpoint, Uninitialised, load_checkpoint
 from ..model.config import PrunedEncoderConfig
 from ..model.heads.hybrid import PrunedEncoderForHybrid

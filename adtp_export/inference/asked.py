@@ -114,8 +114,10 @@ def as_strings(texts: object, name: str) -> list[str]:
 
 
 def listed_in_order(values: object) -> list[Any] | None:
-    """Return what gives several values in an order as a list; None for strings, bytes, sets, dicts and what gives none."""
+    """Return what gives several values in an order as a list; None for strings, bytes, sets, dicts, tables and what gives none."""
     if isinstance(values, (str, bytes, bytearray, os.PathLike, Set, Mapping)) or not isinstance(values, Iterable):
+        return None
+    if hasattr(values, "columns"):  # a table of pandas would give their names
         return None
     try:
         found = iter(values)

@@ -21,6 +21,7 @@ from ..contract import (
     CU_SEQLENS,
     EMBED_MODEL,
     GRID,
+    HEAD_IMAGES,
     HEAD_TEXT,
     IMAGE,
     IMAGE_FEATURES,
@@ -86,9 +87,10 @@ class Generator:
     def _open(self, target: str | None, manifest: Manifest) -> None:
         """Read everything now, as another export may put other files there later."""
         self.manifest = manifest
-        if self.manifest.checkpoint.get("head") != HEAD_TEXT:
+        if (head := self.manifest.checkpoint.get("head")) != HEAD_TEXT:
+            call, more = ("encode_images", ", [...]") if head == HEAD_IMAGES else ("load", "")
             raise InputError(
-                f"{self.directory} holds a model that does not generate text; type: adtp_export.load({str(self.directory)!r})"
+                f"{self.directory} holds a model that does not generate text; type: adtp_export.{call}({str(self.directory)!r}{more})"
             )
         self._plugin, self._files = self._chosen(target)
         config = read_json(checked_file(self.directory, self.manifest, "config.json"))
@@ -384,7 +386,8 @@ def generate(
     known = Sampling.__dataclass_fields__
     if unknown := next((name for name in sampling if name not in known), None):
         raise InputError(f"generate: got the unknown option {quoted(unknown)}; accepted are {', '.join(known)}")
-    return whole(Generator(directory, threads, target).stream(images, texts, Sampling(**sampling)), len(texts))
+    asked = _listed("texts", texts)
+    return whole(Generator(directory, threads, target).stream(images, asked, Sampling(**sampling)), len(asked))
 
 
 def whole(pieces: Iterable[Sequence[str]], texts: int) -> list[str]:

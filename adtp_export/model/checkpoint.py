@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 
-from ..artifacts.records import convert, sha256
+from ..artifacts.records import convert
 from ..contract import (
     HEAD_EMBEDDING,
     HEAD_MASKED,
@@ -26,7 +26,7 @@ from ..contract import (
 from ..data.sides import Sides
 from ..data.template import ChatTemplate
 from ..errors import InputError, did_you_mean, ellipsize, quoted
-from ..io import read_json
+from ..io import read_json, sha256
 from . import registry, tied
 from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_loading
 from .encoder import PrunedEncoder

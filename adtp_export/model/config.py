@@ -312,6 +312,16 @@ class AdtpBertConfig(BertConfig):
         check_problem_type(self.problem_type)
         self.settings.check([str(site) for site in self.sites])
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        if (
+            config_dict.get("model_type") == PrunedEncoderConfig.model_type
+        ):  # its retainers would not be found, and be random
+            raise InputError(
+                "this student is of checkpoint format 2; load it with AutoModelForSequenceClassification, or AutoConfig"
+            )
+        return super().from_dict(config_dict, **kwargs)
+
     @property
     def encoder_config(self) -> BertConfig:
         """The plain BERT that this is with cuts."""

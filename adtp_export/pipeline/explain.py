@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..artifacts.records import Manifest, sha256
+from ..artifacts.records import Manifest
 from ..contract import HEAD_SPANS
 from ..data.tokenize import pad
-from ..errors import InputError, needs_extras
+from ..errors import InputError, needs_extras, typed
 from ..explain.records import Explanation
+from ..io import sha256
 
 if TYPE_CHECKING:
     from ..data.windows import TextWithOffsets
@@ -74,5 +75,5 @@ def _check_same(hashed: str, model_dir: Path, out: Path, manifest: Manifest) -> 
     if hashed != manifest.checkpoint["sha256"]:
         raise InputError(
             f"--explain: {model_dir} is not the checkpoint that {out} was exported from; give that one, or export this one with "
-            f"adtp-export {model_dir} --out {out} --force"
+            f"adtp-export {typed(model_dir)} --out {typed(out)} --force"
         )

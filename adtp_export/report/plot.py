@@ -98,7 +98,7 @@ class Plot:
         """Return the drawing as a file of its own, with a legend of the lines ``s0``, ``s1``, ..."""
         apart = min(115, (WIDTH - X_BEGIN) // max(1, len(names)))
         legend = "".join(
-            f"<circle class='s{i}' cx='{X_BEGIN + 5 + apart * i}' cy='{HEIGHT + 12}' r='5'/>"
+            f"<circle class='s{i % COLOURS}' cx='{X_BEGIN + 5 + apart * i}' cy='{HEIGHT + 12}' r='5'/>"
             f"<text x='{X_BEGIN + 15 + apart * i}' y='{HEIGHT + 16}'>{escape(name)}</text>"
             for i, name in enumerate(names)
         )

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from .html import legend, page, section, table
-from .plot import X_BEGIN, X_END, Y_END, Plot, scale
+from .plot import COLOURS, X_BEGIN, X_END, Y_END, Plot, scale
 
 VERDICTS = {
     "proven": "Proven: the bound is within what was asked for.",
@@ -85,7 +85,7 @@ def _frontier(record: Mapping[str, Any]) -> str:
         plot.line([(1, most), (right, most)], "one")
     for number, found in enumerate(kinds.values()):
         for x, y, told in found:
-            plot.dot(x, y, 4, f"s{number}", f"{told}: {x:.2f}x, {y:.2f} points lost")
+            plot.dot(x, y, 4, f"s{number % COLOURS}", f"{told}: {x:.2f}x, {y:.2f} points lost")
     return f"<figure>{plot.svg('points lost by speedup')}{legend(kinds)}</figure>"
 
 

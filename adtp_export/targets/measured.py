@@ -15,7 +15,7 @@ from typing import Any
 from ..artifacts.checks import checked_file
 from ..artifacts.records import Manifest, convert
 from ..environment import fingerprint, machine, threads_to_ask_for
-from ..errors import InputError, ellipsize
+from ..errors import InputError, ellipsize, typed
 from ..runtimes.cuda import local_gpu_name
 from .sizes import sizes_of
 from .specs import RUNTIMES, TargetSpec
@@ -118,7 +118,7 @@ def times_here(directory: Path, manifest: Manifest, names: Sequence[str], thread
     if not known:
         return {}, ""
     place = Place.here(threads)
-    again = f"type adtp-bench {directory} --write{f' --threads {threads}' if threads else ''}"
+    again = f"type adtp-bench {typed(directory)} --write{f' --threads {threads}' if threads else ''}"
     here = next((each.targets for each in known if each.place == place), None)
     if here is None:
         alike = [each.place.fingerprint or "none" for each in known if place.named_alike(each.place)]

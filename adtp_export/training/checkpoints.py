@@ -11,9 +11,8 @@ from accelerate import PartialState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..artifacts.directory import remove
-from ..artifacts.records import sha256
 from ..errors import InputError
-from ..io import check_regular, read_json, written_whole
+from ..io import check_regular, read_json, sha256, written_whole
 
 HASHES, STATE, WEIGHTS = "sha256.json", "trainer_state.json", "model.safetensors"
 MAX_REASON = 200

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 from kill_points import NAMES, read, write
@@ -10,6 +11,7 @@ from adtp_export.artifacts.checks import checked_file
 from adtp_export.artifacts.directory import OutputDirectory
 from adtp_export.artifacts.manifest import read_manifest
 from adtp_export.errors import InputError
+from adtp_export.io import umask
 
 OWNER, GROUP = 65534, 100
 
@@ -26,6 +28,18 @@ def out(tmp_path):
         place.chmod(0o700 if place.is_dir() else 0o600)
     (tmp_path / "out").chmod(0o700)
     return tmp_path / "out"
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not say the mask of a process")
+def test_the_mask_is_read_and_not_changed(monkeypatch):
+    """Other threads would make files that everybody may write."""
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "umask", None)
+            assert umask() == 0o027
+    finally:
+        os.umask(before)
 
 
 def test_a_private_result_stays_private(out):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from adtp_export.benchmarking import interleaved_timing as turns
-from adtp_export.benchmarking.budget import Budget, estimate, make_plan
+from adtp_export.benchmarking.budget import Budget, LeftOut, estimate, make_plan
 from adtp_export.benchmarking.compare import relate
 from adtp_export.benchmarking.processes import Contender
 from adtp_export.benchmarking.workloads import Workload
@@ -143,9 +143,8 @@ def test_a_workload_without_its_first_contender_is_left_out():
     costs = {(workload, name): cost for workload in entries for name, cost in (("student", 2.0), ("plugin", 0.5))}
     plan = make_plan(entries, [GRID, MIXED], costs, 20, Budget(20, clock=lambda: 0.0))
     assert list(plan.turns) == ["8x128"]
-    assert [(each.workload, each.contender) for each in plan.left_out if each.workload == "mixed-32"] == [
-        ("mixed-32", "student"),
-        ("mixed-32", "plugin"),
+    assert [each for each in plan.left_out if each.workload == "mixed-32"] == [
+        LeftOut("mixed-32", name, turns.CYCLES * costs["mixed-32", name]) for name in ("student", "plugin")
     ]
 
 

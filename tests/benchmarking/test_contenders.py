@@ -207,6 +207,8 @@ def test_without_a_compiler_one_peer_of_pytorch_is_left_out(monkeypatch, baselin
 def test_peers_by_name():
     assert "ltp" not in peers.choose_peers(["all"], forced=False)
     assert peers.choose_peers(["sorted", "torch"], forced=False) == ["sorted", "torch"]
+    with pytest.raises(InputError, match="got 'all, torch'; accepted is all alone"):
+        peers.choose_peers(["all", "torch"], forced=False)
     with pytest.raises(InputError, match="--peers: got 'openvin'.*did you mean 'openvino'"):
         peers.choose_peers(["torch", "openvin"], forced=True)
     with pytest.raises(InputError, match="ltp goes with --shape"):

@@ -13,8 +13,9 @@ from known_graphs import taking_known_graphs
 from safetensors.torch import load_file, save_file
 from testbed import listing, one_thread, run_cli
 
-from adtp_export.artifacts.records import Manifest, sha256
+from adtp_export.artifacts.records import Manifest
 from adtp_export.explain.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE
+from adtp_export.io import sha256
 
 
 def test_output_directory(exported, demo):

@@ -119,6 +119,7 @@ def test_closed_stdin(monkeypatch):
         (["-", "--file", "x.txt"], "got texts by TEXT and by --file"),
         (["a", "--format", "csv"], "--format says what stdin holds, and files say it by their ending"),
         (["-", "--text-pair", "b"], "for a file or stdin say --text-column FIRST,SECOND"),
+        (["--file", "x.parquet"], "--file x.parquet: Parquet files go with --ray; add --ray --out DIR"),
         (["-", "--ray", "--out", "x"], "stdin does not go with --ray"),
         ([__file__], "is a file here; type --file for the texts in it, or --text for the name itself"),
     ],

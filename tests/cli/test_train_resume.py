@@ -124,6 +124,16 @@ def test_damaged_hashes_of_its_inputs_are_told(stopped, tmp_path, damaged):
         train(out, resume=True)
 
 
+def test_data_and_models_may_lie_elsewhere(stopped, base, reviews, tmp_path):
+    out, moved = shutil.copytree(stopped[0], tmp_path / "out"), tmp_path / "moved.tsv"
+    shutil.copy(reviews / "train.tsv", moved)
+    with pytest.raises(KeyboardInterrupt):
+        train(out, resume=True, train=moved, base=shutil.copytree(base, tmp_path / "base"), steps=Stopped(1))
+    moved.write_text(moved.read_text().replace("the", "a"))
+    with pytest.raises(InputError, match=r"begun with other settings \(train\)"):
+        train(out, resume=True, train=moved)
+
+
 def test_a_teacher_that_answers_one_class_is_told(stopped, reviews, tmp_path):
     """A classifier whose bias decides; with its own labels alone it is right."""
     teacher = AutoModelForSequenceClassification.from_pretrained(stopped[0] / "teacher")

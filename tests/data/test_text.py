@@ -45,7 +45,8 @@ def test_reads(tmp_path, name, content, column, expected):
     ("name", "content", "column", "message"),
     [
         ("a.pdf", "x", None, "accepted are .txt"),
-        ("a", "x", None, "accepted are .txt"),
+        ("a", "x", None, "a: got a name without an ending; accepted are .txt"),
+        ("a.jsonl", '{"text": "x"}\n{"text": "\\ud800 y"}\n', None, "row 2: got .*, which is not valid Unicode"),
         ("a.txt", "\n\n", None, "holds no text"),
         ("a.tsv", "label\tsentence\n", None, "holds no text"),
         ("a.tsv", "a\tb\n1\t2\n", None, "which column.*a, b.*--text-column"),
@@ -123,6 +124,9 @@ def test_labels_are_finite_numbers():
 def test_unreadable_files(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         list(read_texts(tmp_path / "missing.txt"))
+    for missing, what in (("missing", "there is no such file"), ("", "it is a directory")):
+        with pytest.raises(InputError, match=what):
+            list(read_texts(tmp_path / missing))
     (tmp_path / "folder.txt").mkdir()
     with pytest.raises(InputError, match="cannot be read"):
         list(read_texts(tmp_path / "folder.txt"))

@@ -143,6 +143,14 @@ def test_tokenizers_that_cannot_be_expressed_are_named(tokenizer, name, told):
     assert told in strings.obstacle(broken(name, tokenizer))
 
 
+def test_many_added_tokens_take_no_characters_of_texts(tokenizer, tmp_path):
+    """U+F900 lies behind the private characters that stand for them."""
+    tokenizer.add_special_tokens([f"[unused{i}]" for i in range(300)])
+    assert differing(tokenizer, opened(tokenizer, tmp_path), ["a \uf900 film", "[unused299] film[unused0]"]) == []
+    tokenizer.add_special_tokens([f"[more{i}]" for i in range(6400)])
+    assert "6705 added tokens, and up to 6400 can be expressed" in strings.obstacle(tokenizer)
+
+
 def test_a_difference_is_told_with_its_text(tokenizer, tmp_path, monkeypatch):
     """A table that lacks one letter's accent."""
     true = strings._characters

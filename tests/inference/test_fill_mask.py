@@ -101,12 +101,24 @@ def test_words_that_a_unigram_does_not_know_are_refused(name):
         (lambda m: m.fill_mask("[MASK]", targets=["goodfilm"]), "targets: got 'goodfilm', which becomes 4 tokens"),
         (lambda m: m.fill_mask("[MASK]", targets=["\u2603"]), r"targets: got .*becomes the unknown token \(\[UNK\]\)"),
         (lambda m: m.fill_mask("[MASK]", targets=[3]), "targets: got int at index 0"),
+        (lambda m: m.fill_mask("[MASK]", targets=["\ud800"]), "targets: got .*, which is not valid Unicode"),
         (lambda m: m.fill_mask("[MASK]", targets=[]), "targets: got none"),
         (lambda m: m.fill_mask("[MASK]", top_k=0), "top_k must be an integer .* got 0"),
         (lambda m: m(["a [MASK]"]), "a call is for .* has masked; type: .*fill_mask"),
         (lambda m: m.encode(["a [MASK]"]), "encode is for .* has masked; type: .*fill_mask"),
     ],
-    ids=["no mask", "mask cut off", "two tokens", "unknown", "no word", "no target", "top_k", "call", "encode"],
+    ids=[
+        "no mask",
+        "mask cut off",
+        "two tokens",
+        "unknown",
+        "no word",
+        "no text",
+        "no target",
+        "top_k",
+        "call",
+        "encode",
+    ],
 )
 def test_what_is_refused(model, call, message):
     with pytest.raises(InputError, match=message):

@@ -84,6 +84,9 @@ def test_text_is_that_of_the_oracle(folder, pictures, readings):
     wanted = [[int(logits.argmax()) for logits in reading.logits] for reading in readings]
     found = adtp_export.generate(folder / "out", pictures, PROMPTS, max_new_tokens=12)
     assert found == [" ".join(f"w{token}" for token in row) for row in wanted]
+    assert adtp_export.generate(folder / "out", iter(pictures), iter(PROMPTS), max_new_tokens=12) == found
+    with pytest.raises(InputError, match="texts: got NoneType; accepted is a list"):
+        adtp_export.generate(folder / "out", None, None)
     with pytest.raises(InputError, match="unknown option 'tokens'"):
         adtp_export.generate(folder / "out", None, ["w1"], tokens=1)
 

@@ -9,9 +9,10 @@ import tempfile
 import numpy as np
 import onnx
 import onnx_ir
+import pandas
 import pytest
 import torch
-from testbed import relist
+from testbed import DEMO, relist
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import adtp_export
@@ -69,6 +70,14 @@ def test_pairs_and_truncation(deployment):
     assert len(long.tokens) == deployment.max_tokens
     assert not deployment("short")[0].truncated
     assert deployment([]) == []
+
+
+def test_a_table_is_no_list_of_texts(deployment):
+    """It would give the names of its columns."""
+    table = pandas.DataFrame({"text": ["good film"]})
+    with pytest.raises(InputError, match="texts: got DataFrame"):
+        deployment(table)
+    assert deployment(table["text"]) == deployment(["good film"])
 
 
 def test_bad_batches_are_refused_not_answered(deployment):
@@ -222,8 +231,16 @@ def test_an_engine_for_another_gpu_is_not_chosen(exported, foreign_engine):
 
 
 def test_not_an_exported_directory(tmp_path, exported):
-    with pytest.raises(InputError, match="adtp-export MODEL_DIR"):
-        adtp_export.load(tmp_path)
+    for place, then in (
+        (tmp_path, f"Make one with: adtp-export MODEL_DIR --out {tmp_path}"),
+        (tmp_path / "my model", f"Make one with: adtp-export MODEL_DIR --out '{tmp_path}/my model'"),
+        (exported.parent, "Make one with: adtp-export MODEL_DIR --out OUT"),
+        (exported / "model.onnx", "Make one with: adtp-export MODEL_DIR --out OUT"),
+        (DEMO, f"If it is a checkpoint, type: adtp-export {DEMO}"),
+    ):
+        with pytest.raises(InputError) as refused:
+            adtp_export.load(place)
+        assert str(refused.value).endswith(then)
     broken = shutil.copytree(exported, tmp_path / "broken")
     (broken / "manifest.json").write_text(json.dumps({"schema": SCHEMA}))
     with pytest.raises(InputError, match="damaged"):

@@ -108,6 +108,7 @@ def test_empty_texts_and_no_texts(judge):
         ),
         (LABELS, {"hypothesis_template": "{x} {"}, "hypothesis_template: got"),
         (LABELS, {"hypothesis_template": "{0[a]}"}, "hypothesis_template: got"),
+        (["", *LABELS], {"hypothesis_template": "{0[0]}"}, "hypothesis_template: got"),
         (LABELS, {"hypothesis_template": "so {{}}"}, "hypothesis_template: got"),
         (LABELS, {"hypothesis_template": None}, "hypothesis_template: got None"),
         (["word " * 80], {}, "leaves no room for the first in 64 tokens; give a shorter one"),

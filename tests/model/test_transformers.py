@@ -11,6 +11,7 @@ from tolerances import assert_within_network
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from adtp_export import AdtpBertConfig, AdtpBertForSequenceClassification
+from adtp_export.errors import InputError
 from adtp_export.model.pruners import Seen
 
 
@@ -25,6 +26,13 @@ def test_importing_the_room_registers(demo):
 def test_auto_classes(demo):
     assert isinstance(AutoConfig.from_pretrained(demo), AdtpBertConfig)
     assert isinstance(AutoModelForSequenceClassification.from_pretrained(demo), AdtpBertForSequenceClassification)
+
+
+def test_a_class_refuses_students_of_another_format(tmp_path):
+    """transformers would give it random retainers, and a note on stderr."""
+    make_encoder("bert", "adtp").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="of checkpoint format 2; load it with AutoModelForSequenceClassification"):
+        AdtpBertForSequenceClassification.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -16,8 +16,9 @@ from testbed import make_encoder, shared_or_skip
 from transformers import AutoModelForSequenceClassification
 
 import adtp_export
-from adtp_export.artifacts.records import Manifest, sha256
+from adtp_export.artifacts.records import Manifest
 from adtp_export.errors import InputError
+from adtp_export.io import sha256
 from adtp_export.pipeline.export.options import ExportOptions
 from adtp_export.plugins import binaries
 from adtp_export.report import html

@@ -1,5 +1,6 @@
 """`export` on every head: verified with and without cuts, judged by labels, and quantized. The tables of heads and labels decide."""
 
+import dataclasses
 import json
 import shutil
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from adtp_export.model import PrunedEncoderConfig
 from adtp_export.model.checkpoint import load_checkpoint
 from adtp_export.model.heads import head_class
 from adtp_export.pipeline.companions import write_companions
+from adtp_export.pipeline.export import export as export_room
 from adtp_export.pipeline.export import request
 from adtp_export.pipeline.export.context import ExportContext
 from adtp_export.pipeline.export.options import ExportOptions
@@ -89,6 +91,23 @@ def test_an_update_leaves_the_windows_that_other_targets_answer_in(tmp_path):
     adtp_export.export(directory, out, update=True, packed_inputs=True, seq=f"1:8:{longest}")
     assert (out / "model.packed.onnx").exists()
     assert [(out / name).read_text() for name in ("config.json", "tokenizer.json")] == [config, tokenizer]
+
+
+def test_an_update_is_judged_in_the_windows_that_load_reads(tmp_path, monkeypatch):
+    """It has a larger --seq than the export before it."""
+    directory, out = save("spans", None, tmp_path / "model"), tmp_path / "out"
+    adtp_export.export(directory, out, seq="1:8:16", skip_parity_check=True)
+    asked = []
+
+    def fill(run, plan):
+        asked.append(run.windows)
+        raise InputError("far enough")
+
+    monkeypatch.setattr(export_room, "_fill", fill)
+    with pytest.raises(InputError, match="far enough"):
+        adtp_export.export(directory, out, update=True, packed_inputs=True)
+    read = json.loads((out / "config.json").read_text())["adtp"]["windows"]
+    assert [dataclasses.asdict(windows) for windows in asked] == [read]
 
 
 def write(path, rows):

@@ -330,7 +330,7 @@ def test_page_and_screen_tell_all_candidates(capsys):
     slow = {**alone["candidates"][0], "speedup": 1.02, "meets": None}
     command._show({**alone, "candidates": [slow, alone["chosen"]]}, "out", out)
     assert "for --strict" not in capsys.readouterr().err
-    assert "next: adtp-run out/export --target cpu" in screen.err
+    assert "next: adtp-run out/export --target cpu --file FILE" in screen.err
     assert "Each bound holds with 95%, for all candidates together" in render(recorded([], None, 2.0), "m")
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .sequence import order_kept
 from .sequence import quality as correlations
-from .sequence import spearman
 
 
 def answers(vectors: Sequence[np.ndarray], dimension: int) -> np.ndarray:
@@ -42,13 +42,13 @@ def agreement(vectors: np.ndarray, expected: np.ndarray) -> np.ndarray:
 def similarity_kept(vectors: np.ndarray, expected: np.ndarray) -> float:
     """Return Spearman's correlation between the cosines of all pairs of rows ``(rows, D)`` and the expected ones, from -1 to 1.
 
-    It is 1 where all pairs stay in the same order; so it is where there is one pair at most.
+    It is 1 where all pairs stay in the same order; so it is where there is one pair at most, or all are expected to be equally near.
     """
     above = np.triu_indices(len(vectors), 1)
     if len(above[0]) < 2:
         return 1.0
     found, wanted = ((_unit(side) @ _unit(side).T)[above] for side in (vectors, expected))
-    return spearman(found, wanted)
+    return order_kept(found[:, None], wanted[:, None])
 
 
 def quality(found: np.ndarray, true: np.ndarray) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
+from ...data.truncate import check_unicode
 from ...errors import InputError, quoted
 
 
@@ -89,6 +90,7 @@ def target_ids(targets: Sequence[str], tokenizer: Tokenizer, unknown: int | None
         raise InputError("targets: got none; accepted is at least one word, or None for all of the vocabulary")
     found = set()
     for target in targets:
+        check_unicode(target, "targets")
         number = tokenizer.token_to_id(target)
         ids = [number] if number is not None else tokenizer.encode(target, add_special_tokens=False).ids
         parts = [tokenizer.id_to_token(i) for i in ids]

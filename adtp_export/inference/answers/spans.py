@@ -149,10 +149,12 @@ def normalized(text: str) -> list[str]:
 
 
 def exact_and_f1(answered: str, true: Sequence[str]) -> tuple[float, float]:
-    """Compare one answer with the true ones: the best exact match and the best F1 of words; "" is no answer."""
+    """Compare one answer with the true ones: the best exact match and the best F1 of words; "" is no answer.
+
+    True answers without words, such as "the", do not count beside others, as in SQuAD's evaluation.
+    """
     found, best = normalized(answered), (0.0, 0.0)
-    for truth in true or [""]:
-        wanted = normalized(truth)
+    for wanted in [words for text in true if (words := normalized(text))] or [[]]:
         shared = sum((Counter(found) & Counter(wanted)).values())
         f1 = 2 * shared / (len(found) + len(wanted)) if found and wanted else float(found == wanted)
         best = max(best[0], float(found == wanted)), max(best[1], f1)

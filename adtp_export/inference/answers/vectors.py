@@ -5,13 +5,13 @@ Source: Khattab and Zaharia, ColBERT (SIGIR 2020).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from ...errors import InputError
+from ...errors import InputError, quoted
 from . import embedding
-from .sequence import spearman
+from .sequence import order_kept
 
 MAX_SCORES = 1 << 24
 """Of tokens with tokens that are held at once: 64 MB."""
@@ -57,6 +57,8 @@ def maxsim(queries: Several, documents: Several) -> np.ndarray:
 
 
 def _several(side: Several, name: str) -> list[np.ndarray]:
+    if not isinstance(side, Iterable):
+        raise InputError(f"maxsim: got {quoted(side)} for {name}; accepted is a list of arrays (n, D), or one array")
     found = [side] if isinstance(side, np.ndarray) and side.ndim == 2 else list(side)
     for i, each in enumerate(found):
         if not isinstance(each, np.ndarray) or each.ndim != 2 or not np.issubdtype(each.dtype, np.floating):
@@ -104,10 +106,13 @@ def smallest_cosine(found: Sequence[np.ndarray], expected: Sequence[np.ndarray])
 
 
 def similarity_kept(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """Return Spearman's correlation between the scores of all pairs of some texts and the expected scores, from -1 to 1."""
+    """Return Spearman's correlation between the scores of all pairs of some texts and the expected scores, from -1 to 1.
+
+    It is 1 where nothing can change its place: of one text, or of scores that are all expected to be equal.
+    """
     few = [[row[row.any(1)] for row in side[:_COMPARED]] for side in (found, expected)]
     told = [i for i, (a, b) in enumerate(zip(*few)) if len(a) and len(b)]
     if len(told) < 2:
         return 1.0
     scores, wanted = (maxsim([side[i] for i in told], [side[i] for i in told]).ravel() for side in few)
-    return spearman(scores, wanted)
+    return order_kept(scores[:, None], wanted[:, None])

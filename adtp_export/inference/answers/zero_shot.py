@@ -5,6 +5,7 @@ Source: Yin et al., Benchmarking Zero-shot Text Classification (EMNLP 2019); `Ze
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 import numpy as np
@@ -44,15 +45,15 @@ def hypotheses(labels: Sequence[str], template: object) -> list[str]:
     Raises:
         InputError: a template without a place for the label.
     """
-    try:
-        fits = isinstance(template, str) and template.format("0") != template.format("1")
-    except (LookupError, ValueError, AttributeError, TypeError):
-        fits = False
-    if not fits:
+    written: list[str] = []
+    with contextlib.suppress(LookupError, ValueError, AttributeError, TypeError):
+        if isinstance(template, str) and template.format("0") != template.format("1"):
+            written = [template.format(label) for label in labels]
+    if len(written) < len(labels):
         raise InputError(
             f"hypothesis_template: got {quoted(template)}; accepted is a sentence with {{}} where the label stands, such as {HYPOTHESIS!r}"
         )
-    return [str(template).format(label) for label in labels]
+    return written
 
 
 def answers(logits: np.ndarray, entails: int, multi_label: bool) -> list[tuple[list[int], list[float]]]:

@@ -51,6 +51,8 @@ class ScoringConfig:
         listed = isinstance(self.keep, Sequence) and not isinstance(self.keep, str)
         if self.keep is not None and not (listed and all(isinstance(name, str) for name in self.keep)):
             raise InputError(f"keep: got {quoted(self.keep)}; accepted is a list of names")
+        if not isinstance(self.prefix, str):
+            raise InputError(f"prefix: got {quoted(self.prefix)}; accepted is a string, such as 'adtp_'")
         if self.labels is None and (self.hypothesis_template is not None or self.multi_label):
             raise InputError(
                 "hypothesis_template and multi_label say how texts are given labels, and labels are missing"
@@ -66,7 +68,7 @@ class ScoringConfig:
                 "may_be_none",
                 "windows",
             ):
-                if getattr(self, name) not in (None, False):
+                if (value := getattr(self, name)) is not None and value is not False:
                     raise InputError(f"labels, {name}: got both; texts are classified into labels without {name}")
             if self.top_k != 1:
                 raise InputError("labels, top_k: got both; a text has the scores of all its labels")

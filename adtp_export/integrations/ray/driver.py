@@ -117,7 +117,7 @@ def _found(to: storage.Directory, settings: dict[str, Any], planned: PartitionPl
     before = to.read_json(storage.SETTINGS)
     if not isinstance(before, dict) or before != settings:
         was = before if isinstance(before, dict) else {}
-        name = next((name for name in settings if was.get(name) != settings[name]), "format")
+        name = next((name for name in {**settings, **was} if was.get(name) != settings.get(name)), "format")
         raise InputError(
             f"{to.shown} holds answers of another run: its {name} was {quoted(was.get(name))}, and now is {quoted(settings.get(name))}; "
             "ask the same, or give another place"

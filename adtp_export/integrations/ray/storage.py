@@ -152,19 +152,21 @@ class Directory:
     def clear(self, before: int | None) -> None:
         """Remove what killed workers had begun to write: in this run, or in an earlier one.
 
-        Another run may write to the same place at the same time. Its files stay.
+        Another run may write to the same place at the same time. Its files stay, but for those that it no longer needs.
 
         Args:
-            before: files of other runs that were last changed before this time are leftovers; as of `changed`.
+            before: files of other runs are leftovers where they were last changed before this time, as of `changed`, and what was to
+                become of them is there.
         """
         with self.told("read"):
             there = self.store.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+        whole = {info.base_name for info in there}
         for info in there:
             if not info.base_name.startswith(PARTIAL):
                 continue
             own = info.base_name.startswith(f"{PARTIAL}{self.run}-")
             older = None not in (before, info.mtime_ns) and info.mtime_ns < before
-            if own or older:
+            if own or (older and info.base_name.removeprefix(PARTIAL).split("-", 2)[-1] in whole):
                 with contextlib.suppress(OSError):
                     self.store.delete_file(info.path)
 

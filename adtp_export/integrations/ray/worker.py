@@ -13,9 +13,10 @@ import pyarrow
 from pyarrow import fs
 from pyarrow import parquet as pq
 
-from ...artifacts.records import MANIFEST_NAME, sha256
+from ...artifacts.records import MANIFEST_NAME
 from ...errors import AdtpError, InputError, ellipsize
 from ...inference.predictor import Predictor, load
+from ...io import sha256
 from . import parts
 from .answering import MAX_ROWS, Answering
 from .config import ScoringConfig, Workers

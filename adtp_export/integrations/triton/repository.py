@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...artifacts.checks import checked_model
+from ...artifacts.checks import checked_file, checked_model
 from ...artifacts.directory import writing
 from ...artifacts.manifest import read_manifest
 from ...artifacts.records import DECOMPOSED, MANIFEST_NAME, VERIFIED, FileEntry, Manifest, file_entry
@@ -146,6 +146,8 @@ def write(
     """
     check(repository, name, out, replace)
     manifest = read_manifest(out)
+    for file in manifest.files:
+        checked_file(out, manifest, file)
     models = list(_models(out, manifest, name, note))
     listed = {out / file: entry for file, entry in manifest.files.items()}
     repository = Path(os.path.realpath(repository))
@@ -179,7 +181,7 @@ def _models(out: Path, manifest: Manifest, name: str, note: Callable[[str], None
         if target.status != VERIFIED:
             note(f"the model {called} is left out, as {key} is {target.status}; {_VERIFY}")
             continue
-        file = checked_model(out, manifest, target.file)
+        file = checked_model(out, manifest, target.file, check_hashes=False)  # `write` has compared them
         most = (profile_of(target) if on_engine else manifest.profile)["batch"]
         yield _of_tokens(file, config, hidden, called, on_engine, most.max)
 

@@ -129,9 +129,10 @@ def check_taken(options: ExportOptions, taken: Sequence[str], what: str, hint: s
     if options.update and "update" not in taken:
         raise InputError(f"--update: {what} are exported whole; type --force to replace an earlier export")
     for known in options_of(ExportOptions):
-        if known.name not in taken and getattr(options, known.name) != known.default:
+        value = getattr(options, known.name)
+        if known.name not in taken and value != known.default and (value or known.default):
             raise InputError(
-                f"{known.flag}: got {quoted(getattr(options, known.name))}, which does not go with {what}: they are exported for ONNX "
+                f"{known.flag}: got {quoted(value)}, which does not go with {what}: they are exported for ONNX "
                 f"Runtime on CPUs alone, with fewer options; leave it out{hint}"
             )
     if options.attention == PLUGIN and (obstacle := onnxruntime.operators_obstacle()):

@@ -56,7 +56,9 @@ def export(chosen: ExportOptions) -> Manifest:
             work=directory.work,
             profile=plan.profile,
             steps=steps,
-            windows=plan.checkpoint.student.windows.within(plan.profile["seq"].max),
+            windows=plan.checkpoint.student.windows.within(
+                min(each.profile["seq"].max for each in (plan.previous or plan, plan))
+            ),
             out=plan.out,
         )
         manifest = _fill(run, plan)

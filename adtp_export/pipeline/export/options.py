@@ -184,8 +184,10 @@ def default_out(model_dir: Path) -> Path:
 
 
 def parse_precisions(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return precisions from the highest down; raises InputError for an unknown one."""
+    """Return precisions from the highest down; raises InputError for an unknown one, or for none."""
     names = listed(given)
+    if not names:
+        raise InputError(f"--precision: got none; accepted are {', '.join(PRECISIONS)}")
     for name in names:
         if name not in PRECISIONS:
             known = ", ".join(PRECISIONS)

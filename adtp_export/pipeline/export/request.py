@@ -77,7 +77,7 @@ def read_request(options: ExportOptions) -> Request:
         MissingDependencyError: the flavour of TensorRT is not installed, or there is nothing to verify in.
     """
     batch = ShapeRange.parse(options.batch, "--batch")
-    seq = ShapeRange.parse(options.seq, "--seq") if options.seq else None
+    seq = ShapeRange.parse(options.seq, "--seq") if options.seq is not None else None
     precisions = parse_precisions(options.precisions)
     engines = _engines(options, precisions) if options.trt else None
     from ...calibration.recipes import find_recipes

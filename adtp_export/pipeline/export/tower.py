@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...artifacts.directory import OutputDirectory, writing
-from ...artifacts.records import DECOMPOSED, UNVERIFIED, VERIFIED, Manifest, Note, ShapeRange, Target, sha256
+from ...artifacts.records import DECOMPOSED, UNVERIFIED, VERIFIED, Manifest, Note, ShapeRange, Target
 from ...contract import (
     CHECKPOINT_SHA256,
     HEAD_IMAGES,
@@ -22,7 +22,7 @@ from ...environment import versions
 from ...errors import InputError, VerificationError
 from ...graph import program
 from ...graph.decoder import export_tower
-from ...io import json_text
+from ...io import json_text, sha256
 from ...model.checkpoint import read_config
 from ...model.image_pruners import DIVPRUNE
 from ...model.tower import Tower, is_tower, load_tower

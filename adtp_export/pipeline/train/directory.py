@@ -6,8 +6,9 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ...artifacts.checks import contents
 from ...artifacts.directory import OutputDirectory, clear_leftovers, foreign, held_by, recover, writing
@@ -117,21 +118,34 @@ def begin(out: Path, settings: TrainOptions, force: bool) -> Path | None:
     return directory.work if directory.work.exists() else None
 
 
-def _inputs(settings: TrainOptions) -> dict[str, str]:
+def _inputs(settings: Mapping[str, Any]) -> dict[str, str]:
     """Hash the data and the model that settings name, as far as they are files."""
-    return contents({name: getattr(settings, name) for name in ("train", "dev", "test", "data", "base", "teacher")})
+    named = ("train", "dev", "test", "data", "base", "teacher")
+    return contents({name: settings[name] for name in named if name in settings})
 
 
-def check_inputs(out: Path, settings: TrainOptions) -> None:
-    """Raises InputError where data or model are not what the run was begun with; earlier versions wrote no hashes."""
+def _inputs_before(out: Path) -> dict[str, str]:
+    """Return the hashes of what the run in `out` was begun with; earlier versions wrote none."""
     stored = out / WORK / INPUTS
     try:
-        before = dict(read_json(stored)) if stored.is_file() else {}
+        return dict(read_json(stored)) if stored.is_file() else {}
     except (InputError, TypeError, ValueError) as error:
         raise InputError(
             f"--resume: {stored} is damaged; remove it if data and model are as they were, or use --force to start anew"
         ) from error
-    if changed := [name.rstrip("/") for name, now in _inputs(settings).items() if before.get(name, now) != now]:
+
+
+def moved_inputs(out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some settings that name what the run in `out` was begun with, wherever it lies now."""
+    before = _inputs_before(out)
+    same = {name.rstrip("/") for name, now in _inputs(settings).items() if before.get(name) == now}
+    return {name: settings[name] for name in same}
+
+
+def check_inputs(out: Path, settings: TrainOptions) -> None:
+    """Raises InputError where data or model are not what the run was begun with."""
+    before = _inputs_before(out)
+    if changed := [name.rstrip("/") for name, now in _inputs(vars(settings)).items() if before.get(name, now) != now]:
         raise InputError(
             f"--resume: {' and '.join(f'--{name}' for name in changed)} changed since the run in {out} was begun; bring back what was "
             "there, or use --force to start anew"
@@ -173,5 +187,5 @@ def _is_empty(out: Path) -> bool:
 
 def _fill(directory: Path, settings: TrainOptions) -> None:
     (directory / WORK).mkdir()
-    _replace_text(directory / WORK / INPUTS, json.dumps(_inputs(settings), indent=2) + "\n")
+    _replace_text(directory / WORK / INPUTS, json.dumps(_inputs(vars(settings)), indent=2) + "\n")
     _replace_text(directory / SETTINGS, as_yaml(settings))

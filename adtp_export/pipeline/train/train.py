@@ -35,6 +35,7 @@ from .directory import (
     find_run,
     finish,
     go_on,
+    moved_inputs,
 )
 from .options import RunOptions
 
@@ -189,7 +190,9 @@ def _resumed(out: Path, given: dict[str, Any]) -> TrainOptions:
             f"--resume: {stored} has no {', '.join(missing)[:200]}: it is damaged, or of another version; "
             "write them into it, or use --force to start anew"
         )
-    if changed := [name for name, value in given.items() if value is not None and kept.get(name) != value]:
+    differing = {name: value for name, value in given.items() if value is not None and kept.get(name) != value}
+    kept |= (moved := moved_inputs(out, differing))
+    if changed := [name for name in differing if name not in moved]:
         raise InputError(
             f"--resume: the run in {out} was begun with other settings ({', '.join(changed)}); "
             "leave them out, or use --force to start anew"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,10 +54,11 @@ class TuneOptions(Options):
     max_tokens: int | None = option(None, "length at which texts are truncated (default: 128, or what the model reads)",
         "data", within=at_least(4))
 
-    workload: str | None = option(None,
+    workload: str | PathLike | None = option(None,
         "what speed is measured on: the first 128 texts of a file, in batches of 32 as they come, or a shape such as 8x128 or 1x64 "
         "(default: 128 dev rows, drawn by --seed, in batches of 32)", "search", metavar="FILE|BxS")
-    precisions: str = option("fp32,int8", "precisions to export in: fp32, int8", "search", metavar="LIST", flag="--precision")
+    precisions: str | Sequence[str] = option("fp32,int8",
+        "precisions to export in: fp32, int8", "search", metavar="LIST", flag="--precision")
     hours: float = option(1.0, "about how long everything takes; how many rows students are trained on follows from it", "search",
         within=POSITIVE)
     epochs: float = option(3.0,

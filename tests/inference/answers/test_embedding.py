@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from adtp_export.inference.answers import embedding
+from adtp_export.inference.answers import embedding, vectors
 
 RANDOM = np.random.default_rng(0)
 VECTORS = RANDOM.normal(size=(6, 4)).astype(np.float32)
@@ -47,6 +47,13 @@ def test_similarity_is_kept_where_pairs_stay_in_order():
     assert embedding.similarity_kept(2 * VECTORS, VECTORS) == pytest.approx(1)
     assert embedding.similarity_kept(VECTORS[::-1], VECTORS) < 0.9
     assert embedding.similarity_kept(VECTORS[:2], VECTORS[1:3]) == 1
+
+
+def test_pairs_that_are_equally_near_have_no_order():
+    """Of sparse vectors without a common token, and of one text that is there three times."""
+    apart, same = np.eye(4, dtype=np.float32), np.tile(VECTORS[:1], (3, 1))
+    assert [embedding.similarity_kept(found, found) for found in (apart, same)] == [1, 1]
+    assert vectors.similarity_kept([apart[:1]] * 3, [apart[:1]] * 3) == 1
 
 
 def test_quality_is_correlation():

@@ -34,6 +34,11 @@ def test_quality_as_squad_has_it():
     )
 
 
+def test_true_answers_without_words_do_not_count_beside_others():
+    assert spans.exact_and_f1("", ["the", "cat"]) == (0, 0)
+    assert spans.exact_and_f1("", ["the"]) == (1, 1)
+
+
 def test_the_best_span_is_in_the_context_and_not_too_long():
     start, end = np.array([9, 0, 2, 0.0]), np.array([9, 0, 0, 2.0])
     context = np.array([False, True, True, True])

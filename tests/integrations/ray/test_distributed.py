@@ -293,7 +293,13 @@ def test_bad_options_are_one_message(has_ray, exported, tmp_path, words, message
 
 def test_settings_name_what_decides_answers(tmp_path):
     assert json.loads(json.dumps(asked(keep=("id",)).to_json())) == asked(keep=["id"]).to_json()
-    for fields in ({"keep": "id"}, {"keep": [1]}, {"rows_per_part": 0}):
+    for fields in (
+        {"keep": "id"},
+        {"keep": [1]},
+        {"rows_per_part": 0},
+        {"prefix": 3},
+        {"labels": ["a"], "truncate_dim": 0},
+    ):
         with pytest.raises(InputError):
             ScoringConfig(**fields)
     bad_gpus = [{"gpus": number} for number in (-1, 1.5, 1e-5, float("nan"), "1")]

@@ -1,6 +1,7 @@
 """`adtp-export --triton`: which models stand in a repository, and what stays as it was."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -215,10 +216,13 @@ def test_killed_at_every_call_to_the_file_system(tmp_path, mode):
     assert found["results"] == ["new", "new old", "old"]
 
 
-def test_a_damaged_export_writes_nothing(packed_export, tmp_path):
+@pytest.mark.parametrize("name", ["model.packed.onnx", "model.onnx", "tokenizer.json", "report.md"])
+def test_a_damaged_export_writes_nothing(packed_export, tmp_path, name):
     out = shutil.copytree(packed_export / "out", tmp_path / "out")
-    (out / "model.packed.onnx").write_bytes(b"x")
-    with pytest.raises(InputError, match=r"model\.packed\.onnx is damaged"):
+    content = bytearray((out / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (out / name).write_bytes(content)
+    with pytest.raises(InputError, match=f"{re.escape(name)} is damaged"):
         triton.write(out, tmp_path / "models", "m")
     assert not (tmp_path / "models").exists()
 
