@@ -74,7 +74,7 @@ def test_lengths_that_drop_nothing_leave_a_plain_model(copied):
         ("40,30,24,16,11,6.5", "got '40,30,24,16,11,6.5', which is no list and no file"),
         ([40, 30, 24, 16, 11, 6.5], "got \\[40, 30, 24, 16, 11, 6.5\\]; accepted is one number per layer"),
         ([40, 30, 24, 16, 11, True], "got \\[40, 30, 24, 16, 11, True\\]"),
-        (40, "got 40; accepted is one number per layer"),
+        (40, "got 40 \\(int\\); accepted is text or a path or a list"),
         ("[40, 30", "got '\\[40, 30', which is no list and no file"),
         ("9" * 5000, "which is no list and no file|cannot be read"),
         ("missing.txt", "got 'missing.txt', which is no list and no file"),

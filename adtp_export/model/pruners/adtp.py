@@ -53,8 +53,9 @@ class AdtpPruner(Pruner):
     def forward(self, seen: Seen) -> KeepBest:
         """Choose the ratio of the highest score, the lowest index on ties, and order tokens by saliency."""
         choice = in_fp32(self.ratio_predictor, seen.read)
+        count = self.count(choice.argmax(1), seen.lengths)
         order = in_fp32(self.saliency_predictor, seen.states).squeeze(-1)
-        return KeepBest(order, self.count(choice.argmax(1), seen.lengths), choice, self.counts(seen.lengths))
+        return KeepBest(order, count, choice, self.counts(seen.lengths))
 
     @property
     def predictors(self) -> tuple[nn.Linear, nn.Sequential]:
