@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import numbers
 import os
 import types
 from collections.abc import Callable, Sequence
@@ -133,8 +134,7 @@ def _kind(hint: Any) -> type:
 
 
 def _types(hint: Any) -> tuple[type, ...]:
-    found = [get_origin(kind) or kind for kind in _alternatives(hint)]
-    return tuple([*found, int] if float in found else found)
+    return tuple(get_origin(kind) or kind for kind in _alternatives(hint))
 
 
 def _alternatives(hint: Any) -> Sequence[Any]:
@@ -172,13 +172,20 @@ def _check_value(known: Option, value: Any) -> None:
         number = isinstance(value, accepted) and not isinstance(value, bool)
         if not number or not known.within.low <= value <= known.within.high:
             raise InputError(f"{known.flag}: got {quoted(value)}; accepted is {known.within.told}")
-    elif not isinstance(value, known.types) or (isinstance(value, str) and str not in known.types):
+    elif not any(_is(value, kind) for kind in known.types):
         told = " or ".join(_TOLD.get(kind, kind.__name__) for kind in known.types if kind is not type(None))
         raise InputError(f"{known.flag}: got {quoted(value)} ({type(value).__name__}); accepted is {told}")
 
 
-_TOLD = {str: "text", os.PathLike: "a path", Sequence: "a list", int: "a number", float: "a number"}
+_TOLD = {str: "text", os.PathLike: "a path", Sequence: "a list", int: "an integer", float: "a number"}
 """Types, as messages say them."""
+
+
+def _is(value: Any, kind: type) -> bool:
+    """Say whether a value is of a type, as callers see it: text is no list, truth is no number, and numpy's numbers are numbers."""
+    if kind in (int, float):
+        return isinstance(value, numbers.Integral if kind is int else numbers.Real) and not isinstance(value, bool)
+    return isinstance(value, kind) and not (kind is Sequence and isinstance(value, str))
 
 
 def listed(value: str | Sequence[Any] | None) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from adtp_export.cli.parsing import parser_of, read
@@ -109,6 +110,24 @@ def test_what_is_not_accepted_is_named(given, message):
     with pytest.raises(InputError) as caught:
         bake("d", **given)
     assert str(caught.value).startswith(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slicing(Options):
+    slices: int | None = option(None, "of a loaf")
+    width: float | None = option(None, "of a slice")
+
+
+def test_numbers_are_numpys_as_well_and_no_truth_values():
+    for given in ({"slices": np.int64(3)}, {"width": np.float32(0.5)}, {"width": 2}):
+        Slicing(**given)
+    for given, accepted in (
+        ({"slices": 3.0}, "an integer"),
+        ({"slices": True}, "an integer"),
+        ({"width": "1"}, "a number"),
+    ):
+        with pytest.raises(InputError, match=rf"\); accepted is {accepted}$"):
+            Slicing(**given)
 
 
 def test_a_second_dataclass_is_passed_on_as_it_was_given():

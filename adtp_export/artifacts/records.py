@@ -357,7 +357,7 @@ class Manifest:
 
 
 def _missing(directory: Path) -> InputError:
-    """Return the error for what is no output directory. One can be made there only where there is nothing."""
+    """Return the error for a path that is no output directory. It suggests an export only where nothing would be replaced."""
     then = "Make one with: adtp-export MODEL_DIR --out OUT"
     with contextlib.suppress(OSError, ValueError):  # it may be a file, or no name of one
         if any((directory / name).is_file() for name in ("config.json", "modules.json")):

@@ -94,7 +94,7 @@ def _draws(seeds: int, groups: int, times: int) -> Iterator[Draws]:
 
 @functools.lru_cache(maxsize=10)
 def _kept_draws(seeds: int, groups: int, times: int) -> tuple[Draws, ...]:
-    """A group is drawn once in the mean, and more than 127 times never."""
+    """On average a group is drawn once, so a byte holds how often."""
     return tuple((s, g.astype(np.int8)) for s, g in _draws(seeds, groups, times))
 
 

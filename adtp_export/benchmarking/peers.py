@@ -56,9 +56,7 @@ def choose_peers(names: Sequence[str], forced: bool) -> list[str]:
         return [name for name in PEERS if name not in missing and (forced or name != LTP)]
     for name in names:
         if name == "all":
-            raise InputError(
-                f"--peers: got {quoted(', '.join(names))}; accepted is all alone, or some names without it"
-            )
+            raise InputError(f"--peers: got {quoted(', '.join(names))}; accepted is either all, or names of peers")
         if name not in PEERS:
             raise InputError(
                 f"--peers: got {quoted(name)}; accepted are all, {', '.join(PEERS)}{did_you_mean(name, PEERS)}"

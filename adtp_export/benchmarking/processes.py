@@ -277,9 +277,9 @@ class Processes:
                 connection.send(asked)
             answer = connection.recv()
         except (EOFError, OSError) as error:
-            targets = any(contender.engine == DEPLOYED for contender in self.contenders)
-            less = "" if targets else ". Leave it out of --peers, or time fewer at once"
-            raise EngineBuildError(f"the process of {name} has ended, perhaps for want of memory{less}") from error
+            peers = all(contender.engine != DEPLOYED for contender in self.contenders)
+            then = ". Leave it out of --peers, or time fewer at once" if peers else ""
+            raise EngineBuildError(f"the process of {name} has ended, perhaps for want of memory{then}") from error
         if isinstance(answer, BaseException):
             raise answer
         return answer

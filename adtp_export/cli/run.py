@@ -237,7 +237,7 @@ def _check(options: argparse.Namespace, deployment: Predictor) -> None:
                 f"{typed} is for models with the head {' or '.join(heads)}, and {options.out} has {deployment.head}; leave it out"
             )
     if deployment.head == HEAD_SPANS and options.text and not options.text_pair:
-        raise InputError("--question: each goes with its --context; add them")
+        raise InputError("--question: got no --context; give one for each question")
     several = deployment.head in (HEAD_SPANS, HEAD_MASKED)
     if options.top_k is not None and not several and options.query is None:
         raise InputError(

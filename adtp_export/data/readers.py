@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import math
+import os
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,7 +57,7 @@ def ending(path: Path) -> str:
 def other_ending(path: Path, accepted: str) -> InputError:
     """Return the error for a file whose name does not end as it should. accepted: what a sentence says after "accepted"."""
     check_regular(path)
-    if path.stem != STDIN and not path.exists():
+    if path.stem != STDIN and not os.path.exists(path):
         return InputError(f"{path}: there is no such file")
     got = f"a file ending in {quoted(kind)}" if (kind := ending(path)) else "a name without an ending"
     return InputError(f"{path}: got {got}; accepted {accepted}")

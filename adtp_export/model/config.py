@@ -314,9 +314,8 @@ class AdtpBertConfig(BertConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        if (
-            config_dict.get("model_type") == PrunedEncoderConfig.model_type
-        ):  # its retainers would not be found, and be random
+        # Its retainers would not be found, and be random.
+        if config_dict.get("model_type") == PrunedEncoderConfig.model_type:
             raise InputError(
                 "this student is of checkpoint format 2; load it with AutoModelForSequenceClassification, or AutoConfig"
             )

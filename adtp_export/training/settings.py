@@ -51,8 +51,8 @@ class TrainOptions(Options):
     data: str | None = option(None,
         "data set NAME or NAME/CONFIG, as the `datasets` library knows it: glue/sst2", "data", metavar="NAME")
     train: str | None = option(None,
-        "instead of --data, a local file with labels: .tsv, .csv, .jsonl or SQuAD's .json; for embedding, texts, also as .txt; "
-        "each also .gz",
+        "instead of --data, a local file: .tsv, .csv, .jsonl or SQuAD's .json with labels, or texts (also .txt) for embedding; each also "
+        ".gz",
         "data", metavar="FILE")
     dev: str | None = option(None,
         "file on which the best checkpoint is chosen (default: a share of the training rows)", "data", metavar="FILE")

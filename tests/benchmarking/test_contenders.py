@@ -207,7 +207,7 @@ def test_without_a_compiler_one_peer_of_pytorch_is_left_out(monkeypatch, baselin
 def test_peers_by_name():
     assert "ltp" not in peers.choose_peers(["all"], forced=False)
     assert peers.choose_peers(["sorted", "torch"], forced=False) == ["sorted", "torch"]
-    with pytest.raises(InputError, match="got 'all, torch'; accepted is all alone"):
+    with pytest.raises(InputError, match="got 'all, torch'; accepted is either all, or names"):
         peers.choose_peers(["all", "torch"], forced=False)
     with pytest.raises(InputError, match="--peers: got 'openvin'.*did you mean 'openvino'"):
         peers.choose_peers(["torch", "openvin"], forced=True)

@@ -100,7 +100,7 @@ def test_rankings(reranker, tmp_path):
         ("tagger", ["--text", "a", "--top-k", "2"], "--top-k is for models with the head spans or sequence"),
         ("tagger", ["--text", "a", "--out", "x.npy"], "--out is for models with the head embedding"),
         ("tagger", ["--text", "a", "--aggregation", "mean"], "aggregation: got 'mean'; accepted are none, simple"),
-        ("answerer", ["--question", "a"], "--question: each goes with its --context"),
+        ("answerer", ["--question", "a"], "--question: got no --context"),
         ("embedder", ["--text", "a", "--text-pair", "b"], "--text-pair is for models with the head sequence or spans"),
         (
             "answerer",

@@ -129,9 +129,12 @@ def test_data_and_models_may_lie_elsewhere(stopped, base, reviews, tmp_path):
     shutil.copy(reviews / "train.tsv", moved)
     with pytest.raises(KeyboardInterrupt):
         train(out, resume=True, train=moved, base=shutil.copytree(base, tmp_path / "base"), steps=Stopped(1))
+    os.mkfifo(tmp_path / "pipe.tsv")
+    others = [shutil.copy(moved, tmp_path / "moved.txt"), tmp_path / "pipe.tsv", tmp_path / ("x" * 300), moved]
     moved.write_text(moved.read_text().replace("the", "a"))
-    with pytest.raises(InputError, match=r"begun with other settings \(train\)"):
-        train(out, resume=True, train=moved)
+    for other in others:
+        with pytest.raises(InputError, match=r"begun with other settings \(train\)"):
+            train(out, resume=True, train=other)
 
 
 def test_a_teacher_that_answers_one_class_is_told(stopped, reviews, tmp_path):

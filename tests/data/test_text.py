@@ -124,7 +124,7 @@ def test_labels_are_finite_numbers():
 def test_unreadable_files(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         list(read_texts(tmp_path / "missing.txt"))
-    for missing, what in (("missing", "there is no such file"), ("", "it is a directory")):
+    for missing, what in (("missing", "no such file"), ("x" * 300, "no such file"), ("", "it is a directory")):
         with pytest.raises(InputError, match=what):
             list(read_texts(tmp_path / missing))
     (tmp_path / "folder.txt").mkdir()

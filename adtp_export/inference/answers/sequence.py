@@ -95,9 +95,13 @@ def agreement(logits: np.ndarray, expected: np.ndarray, problem_type: str | None
 def order_kept(values: np.ndarray, expected: np.ndarray) -> float:
     """Return Spearman's correlation between values ``(rows, C)`` and the expected ones, from -1 to 1; of several outputs, the least.
 
-    It is 1 where nothing can change its place: of one row, or of values that are all expected to be equal.
+    It is 1 where nothing can change its place: of one row, or of values that are all expected to be equal, but for rounding in fp32.
     """
-    found = [spearman(own, wanted) for own, wanted in zip(values.T, expected.T) if np.ptp(wanted) > 0]
+    columns = (
+        (own, wanted, np.finfo(np.float32).eps * np.abs(wanted).max(initial=0))
+        for own, wanted in zip(values.T, expected.T)
+    )
+    found = [spearman(own, wanted) for own, wanted, rounding in columns if np.ptp(wanted) > 8 * rounding]
     return min(found, default=1.0)
 
 

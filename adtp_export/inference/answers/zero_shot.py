@@ -49,7 +49,7 @@ def hypotheses(labels: Sequence[str], template: object) -> list[str]:
     with contextlib.suppress(LookupError, ValueError, AttributeError, TypeError):
         if isinstance(template, str) and template.format("0") != template.format("1"):
             written = [template.format(label) for label in labels]
-    if len(written) < len(labels):
+    if not written:
         raise InputError(
             f"hypothesis_template: got {quoted(template)}; accepted is a sentence with {{}} where the label stands, such as {HYPOTHESIS!r}"
         )

@@ -155,8 +155,8 @@ class Directory:
         Another run may write to the same place at the same time. Its files stay, but for those that it no longer needs.
 
         Args:
-            before: files of other runs are leftovers where they were last changed before this time, as of `changed`, and what was to
-                become of them is there.
+            before: files of other runs are leftovers where they were last changed before this time, as of `changed`, and the file that
+                they were to become exists.
         """
         with self.told("read"):
             there = self.store.get_file_info(fs.FileSelector(self.path, allow_not_found=True))

@@ -130,7 +130,7 @@ def check_taken(options: ExportOptions, taken: Sequence[str], what: str, hint: s
         raise InputError(f"--update: {what} are exported whole; type --force to replace an earlier export")
     for known in options_of(ExportOptions):
         value = getattr(options, known.name)
-        if known.name not in taken and value != known.default and (value or known.default):
+        if known.name not in taken and value != known.default and value not in ((), []):
             raise InputError(
                 f"{known.flag}: got {quoted(value)}, which does not go with {what}: they are exported for ONNX "
                 f"Runtime on CPUs alone, with fewer options; leave it out{hint}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from ...artifacts.checks import contents
 from ...artifacts.directory import OutputDirectory, clear_leftovers, foreign, held_by, recover, writing
+from ...data.readers import ending
 from ...errors import InputError
 from ...io import flush, flush_alone, read_json, written_whole
 from ...training.settings import TrainOptions, as_yaml, read_settings
@@ -135,11 +137,21 @@ def _inputs_before(out: Path) -> dict[str, str]:
         ) from error
 
 
-def moved_inputs(out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of some settings that name what the run in `out` was begun with, wherever it lies now."""
+def moved_inputs(out: Path, given: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the `given` settings that name what the run in `out` was begun with, wherever it lies now.
+
+    Args:
+        kept: the settings of that run. A file that ends otherwise would be read otherwise.
+    """
     before = _inputs_before(out)
-    same = {name.rstrip("/") for name, now in _inputs(settings).items() if before.get(name) == now}
-    return {name: settings[name] for name in same}
+    asked = {
+        name: place
+        for name, place in given.items()
+        if (name in before and os.path.isfile(place) and ending(Path(place)) == ending(Path(kept[name])))
+        or (f"{name}/" in before and os.path.isdir(place))
+    }
+    same = {name.rstrip("/") for name, now in _inputs(asked).items() if before.get(name) == now}
+    return {name: asked[name] for name in same}
 
 
 def check_inputs(out: Path, settings: TrainOptions) -> None:

@@ -191,7 +191,7 @@ def _resumed(out: Path, given: dict[str, Any]) -> TrainOptions:
             "write them into it, or use --force to start anew"
         )
     differing = {name: value for name, value in given.items() if value is not None and kept.get(name) != value}
-    kept |= (moved := moved_inputs(out, differing))
+    kept |= (moved := moved_inputs(out, differing, kept))
     if changed := [name for name in differing if name not in moved]:
         raise InputError(
             f"--resume: the run in {out} was begun with other settings ({', '.join(changed)}); "

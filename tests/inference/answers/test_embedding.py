@@ -54,6 +54,10 @@ def test_pairs_that_are_equally_near_have_no_order():
     apart, same = np.eye(4, dtype=np.float32), np.tile(VECTORS[:1], (3, 1))
     assert [embedding.similarity_kept(found, found) for found in (apart, same)] == [1, 1]
     assert vectors.similarity_kept([apart[:1]] * 3, [apart[:1]] * 3) == 1
+    rounded = np.nextafter(
+        np.tile(VECTORS[:1], (6, 1)), np.float32(9) * (-1) ** np.arange(6, dtype=np.float32)[:, None]
+    )
+    assert embedding.similarity_kept(rounded[::-1], rounded) == 1
 
 
 def test_quality_is_correlation():
