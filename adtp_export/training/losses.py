@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, mse_loss, softplus
 
-from ..model.selection import kept_count, ranks
+from ..model.pruners.adtp import candidate_counts
+from ..model.selection import ranks
 
 SALIENCY_FLOOR = 0.01
 
@@ -32,7 +32,7 @@ class Ratios(NamedTuple):
 
     def counts(self, live: Tensor) -> Tensor:
         """Tokens that each candidate keeps, ``(B, C) int64``, of ``live (B,) int64``."""
-        return kept_count(live[:, None], torch.tensor(self.permille, device=live.device), self.min_tokens)
+        return candidate_counts(live, self.permille, self.min_tokens)
 
 
 def logit_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:

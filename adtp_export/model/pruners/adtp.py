@@ -55,7 +55,7 @@ class AdtpPruner(Pruner):
         choice = in_fp32(self.ratio_predictor, seen.read)
         count = self.count(choice.argmax(1), seen.lengths)
         order = in_fp32(self.saliency_predictor, seen.states).squeeze(-1)
-        return KeepBest(order, count, choice, self.counts(seen.lengths))
+        return KeepBest(order, count, choice, candidate_counts(seen.lengths, self.permille, self.min_tokens))
 
     @property
     def predictors(self) -> tuple[nn.Linear, nn.Sequential]:
@@ -67,9 +67,10 @@ class AdtpPruner(Pruner):
         permille = torch.tensor(self.permille, device=lengths.device)
         return kept_count(lengths, permille.index_select(0, chosen), self.min_tokens)
 
-    def counts(self, lengths: Tensor) -> Tensor:
-        """Tokens that each candidate keeps, ``(B, C) int64``, of live tokens ``lengths (B,)``."""
-        return kept_count(lengths[:, None], torch.tensor(self.permille, device=lengths.device), self.min_tokens)
+
+def candidate_counts(lengths: Tensor, permille: Sequence[int], min_tokens: int) -> Tensor:
+    """Return how many tokens each candidate keeps, ``(B, C) int64``, of live tokens ``lengths (B,)``."""
+    return kept_count(lengths[:, None], torch.tensor(permille, device=lengths.device), min_tokens)
 
 
 def saliency_predictor(hidden_size: int, width: int) -> nn.Sequential:

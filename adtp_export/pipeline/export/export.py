@@ -56,9 +56,7 @@ def export(chosen: ExportOptions) -> Manifest:
             work=directory.work,
             profile=plan.profile,
             steps=steps,
-            windows=plan.checkpoint.student.windows.within(
-                min(each.profile["seq"].max for each in (plan.previous or plan, plan))
-            ),
+            windows=plan.checkpoint.student.windows.within(min(plan.longest, plan.profile["seq"].max)),
             out=plan.out,
         )
         manifest = _fill(run, plan)
@@ -93,9 +91,8 @@ def _fill(run: ExportContext, plan: ExportPlan) -> Manifest:
     from .verify import verify_strings, verify_targets
 
     request, previous = plan.request, plan.previous
-    longest = (previous or plan).profile["seq"].max  # an update leaves the windows that other targets answer in
     with run.writing():
-        write_companions(run.checkpoint, run.work, run.checkpoint.student.windows.within(longest))
+        write_companions(run.checkpoint, run.work, run.checkpoint.student.windows.within(plan.longest))
     calibration = calibrate(run, request.calibration) if request.recipes and request.calibration else None
     tokens = run.profile["seq"].max if request.bounds_lengths else run.checkpoint.max_tokens
     random = None if plan.options.verify_data else tokens  # that says what to compare on

@@ -55,6 +55,11 @@ class ExportPlan:
     def options(self) -> ExportOptions:
         return self.request.options
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest window that `load` reads: an update leaves those that other targets answer in."""
+        return (self.previous or self).profile["seq"].max
+
 
 def make_export_plan(options: ExportOptions, steps: Steps) -> ExportPlan:
     """Resolve and check everything, cheap things first, and load the checkpoint.

@@ -191,13 +191,13 @@ def _resumed(out: Path, given: dict[str, Any]) -> TrainOptions:
             "write them into it, or use --force to start anew"
         )
     differing = {name: value for name, value in given.items() if value is not None and kept.get(name) != value}
-    kept |= (moved := moved_inputs(out, differing, kept))
+    moved = moved_inputs(out, differing, kept)
     if changed := [name for name in differing if name not in moved]:
         raise InputError(
             f"--resume: the run in {out} was begun with other settings ({', '.join(changed)}); "
             "leave them out, or use --force to start anew"
         )
-    settings = TrainOptions(**kept)
+    settings = TrainOptions(**kept | moved)
     check_inputs(out, settings)
     return settings
 
