@@ -184,7 +184,7 @@ def _affine_cores() -> int:
 def _quota() -> float | None:
     """Return how many cores' time Linux gives this process, as ``docker run --cpus`` and limits of Kubernetes say; None: all there is.
 
-    The smallest limit holds of this process's control group and of those around it, in either version of control groups.
+    Of the limits of this process's control group and of its parents, in either version of control groups, the smallest one holds.
     """
     found = []
     for line in _read(_OWN_GROUPS).splitlines():

@@ -137,4 +137,4 @@ def check_int(name: str, value: object, least: int, most: int = 2**31 - 1) -> No
         told = most < 2**31 - 1 or (isinstance(value, int) and value > most)
         accepted = f"from {least} to {most}" if told else f"of at least {least}"
         kind = "a Python int" if hasattr(value, "__index__") and not isinstance(value, int) else "an integer"
-        raise InputError(f"{name} must be {kind} {accepted}, got {quoted(value)}")
+        raise InputError(f"{name}: got {quoted(value)}; accepted is {kind} {accepted}")

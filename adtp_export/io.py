@@ -347,6 +347,11 @@ def written_whole(path: Path) -> Iterator[Path]:
         raise
 
 
+def own_name(directory: Path) -> str:
+    """Return what a directory is called where it was named: a link has a name of its own, and so has ``.``."""
+    return Path(os.path.abspath(directory)).name
+
+
 def umask() -> int:
     """Return the mask of rights that new files do not get. Without Linux's record it is changed for a moment, for all threads."""
     with contextlib.suppress(OSError):

@@ -190,8 +190,9 @@ def _is(value: Any, kind: type) -> bool:
 
 def listed(value: str | Sequence[Any] | None) -> tuple[str, ...]:
     """Return the items of a list, given as one or as text with commas."""
-    items = value.split(",") if isinstance(value, str) else map(str, value or ())
-    return tuple(item.strip() for item in items)
+    if isinstance(value, str):
+        value = value.split(",") if value.strip() else ()
+    return tuple(str(item).strip() for item in value or ())
 
 
 @overload
@@ -256,6 +257,6 @@ class ReadOptions(Options):
         "for Length-Adaptive Transformer and PoWER-BERT checkpoints: the number of tokens that each layer keeps, such as 40,30,24, or "
         "a file with such a list", "checkpoint", metavar="LIST")
     head: str | None = option(None,
-        "the model's head, where its directory does not determine it: sequence, tokens, spans, embedding, sparse, masked or hybrid",
+        "the model's head, where its directory does not say it: sequence, tokens, spans, embedding, sparse, masked, vectors or hybrid",
         "checkpoint", metavar="NAME")
     # fmt: on

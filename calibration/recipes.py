@@ -146,6 +146,8 @@ def read(path: Path) -> Recipe:
         stored = tomllib.loads(_few_dots(read_document(path), path))
     except InputError:
         raise
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file; give another one with --recipe FILE") from None
     except (OSError, ValueError, RecursionError) as error:  # TOML's errors and Python's limit of digits are ValueErrors
         raise InputError(f"{path}: cannot be read as a recipe ({ellipsize(str(error))})") from error
     check_nesting(stored, path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EngineBuildError, InputError, MissingDependencyError, quoted
-from ..io import sha256, telling_full_disk
+from ..io import sha256, telling_full_disk, written_whole
 
 SYSTEM = f"{platform.system()} {platform.machine()}"
 LEAST_ROOM = 1 << 20
@@ -121,21 +120,19 @@ def keep(files: Sequence[Path], record: Mapping[str, str], directory: Path, reco
         replace(made, directory / made.name)
     document = {**record, "system": SYSTEM, "sha256": {made.name: sha256(made) for made in files}}
     try:
-        (directory / record_name).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        with written_whole(directory / record_name) as part:
+            part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise _unwritable(directory, error) from error
 
 
 def replace(made: Path, place: Path) -> Path:
     """Copy a file to its place, all of it at once, and return that; raises InputError where it cannot be written."""
-    part = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(made, part)
-        part.replace(place)  # on Linux and macOS a process that has the old one open keeps its bytes
+        with written_whole(place) as part:  # on Linux and macOS a process that has the old one open keeps its bytes
+            shutil.copy(made, part)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise _unwritable(place.parent, error) from error
     return place
 

@@ -122,7 +122,7 @@ def device_of_context(device: int) -> int:
 
 
 def bring_in(binary: Code, device: int) -> None:
-    """Bring code into the current context. Libraries are lazy: a context gets code when it is first asked for."""
+    """Load code into the current context. Libraries load lazily: a context gets code when it is first asked for."""
     from cuda.bindings import driver
 
     _checked(driver.cuKernelGetFunction(driver.CUkernel(int(_load(binary, device)))))

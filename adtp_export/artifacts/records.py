@@ -60,7 +60,7 @@ class ShapeRange:
 
 @dataclass(frozen=True)
 class ExcusedFlip:
-    """A kept token that differs where what it takes is below the rounding error of that decision. margin: how clear it is in fp64."""
+    """A row that keeps other tokens than the oracle, at a decision that rounding can turn. margin: how clear it is in fp64."""
 
     row: int
     site: str

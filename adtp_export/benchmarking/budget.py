@@ -169,5 +169,5 @@ def _by_rank(entries: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
 
 
 def _always(entries: Mapping[str, Sequence[str]]) -> set[tuple[str, str]]:
-    """Return what is run whatever it takes: a ratio on the first workload."""
+    """Return what runs however long it takes: the first two contenders on the first workload, since a ratio needs two."""
     return {(workload, name) for workload, names in list(entries.items())[:1] for name in names[:2]}

@@ -248,13 +248,7 @@ def _text(raw: io.FileIO, old: Any, errors: str) -> io.TextIOWrapper:
 
 def run_command(name: str, command: Callable[[], int]) -> NoReturn:
     """Run a command and end the process: a user's error is one message, a bug keeps its traceback (exit code 70)."""
-
-    def terminated(signum: int, frame: object) -> NoReturn:
-        raise SystemExit(128 + signum)  # unwinds, so that half-written output is removed
-
-    signal.signal(signal.SIGTERM, terminated)
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup asks for
-        signal.signal(signal.SIGHUP, terminated)
+    interrupts = _handle_signals()
     if name != TIMES_OTHERS:
         # PyTorch's threads spin while they wait for one another. Where other processes want the cores, that takes 40 times as long.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
@@ -262,7 +256,7 @@ def run_command(name: str, command: Callable[[], int]) -> NoReturn:
     try:
         _open_streams()
         with needs_extras(name):
-            code = _code_of(command)
+            code = _code_of(command, interrupts)
         sys.stdout.flush()
     except AdtpError as error:
         print(printable(f"{name}: error: {error}"), file=sys.stderr)
@@ -289,13 +283,40 @@ def run_command(name: str, command: Callable[[], int]) -> NoReturn:
     os._exit(code)  # all is written and closed; taking the frameworks down in order costs another second
 
 
-def _code_of(command: Callable[[], int]) -> int:
-    """Run a command; return its exit code, also where its parser ends it."""
+def _handle_signals() -> list[int]:
+    """Have signals to end the process raise, so that half-written output is removed; return a list that takes in each interrupt."""
+    interrupts: list[int] = []
+
+    def terminated(signum: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + signum)
+
+    def interrupted(signum: int, frame: object) -> NoReturn:
+        interrupts.append(signum)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, terminated)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup asks for
+        signal.signal(signal.SIGHUP, terminated)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell has its background jobs ignore it
+        signal.signal(signal.SIGINT, interrupted)
+    return interrupts
+
+
+def _code_of(command: Callable[[], int], interrupts: Sequence[int]) -> int:
+    """Run a command; return its exit code, also where its parser ends it.
+
+    Raises:
+        KeyboardInterrupt: after an interrupt, also where a library made another error of it, as PyTorch does while it reads weights.
+    """
     try:
         return command()
     except SystemExit as error:
         if isinstance(error.code, int) and error.code < 128:  # no signal
             return error.code
+        raise
+    except Exception as error:
+        if interrupts:
+            raise KeyboardInterrupt from error
         raise
 
 

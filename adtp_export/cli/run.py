@@ -21,9 +21,10 @@ from ..contract import (
     HEAD_TEXT,
     HEAD_TOKENS,
     HEAD_VECTORS,
+    MAX_THREADS,
     VECTORS,
 )
-from ..errors import InputError, flag_name, printable
+from ..errors import InputError, check_int, flag_name, printable
 from ..explain.records import Explanation
 from ..report.explained import HEAD, in_words, rows
 from . import run_images, run_prompts, run_ray
@@ -83,8 +84,7 @@ def make_parser() -> Parser:
         "--prefer",
         metavar="WHAT",
         default="precision",
-        help="how the target is chosen: precision takes the fastest of the highest precision, speed the fastest of any precision (default: "
-        "precision)",
+        help="how the target is chosen: precision takes the fastest of the highest precision, speed the fastest (default: precision)",
     )
     parser.add_argument(
         "--batch-size",
@@ -197,6 +197,8 @@ def command(options: argparse.Namespace) -> int:
     if head == HEAD_IMAGES:
         return run_images.command(options, make_parser().get_default)
     settle(options)
+    check_int("--batch-size", options.batch_size, 1)
+    check_int("--threads", options.threads, 0, MAX_THREADS)
     run_ray.check_ray_options(options)
     if options.ray:
         if head != HEAD_TEXT:
@@ -373,7 +375,8 @@ def _print_table(answer: Mapping[str, Any], told: _Told, sites: Sequence[str]) -
 def _rank(options: argparse.Namespace, deployment: Predictor, texts: list[Text]) -> int:
     """Print the texts in the order in which they fit the query."""
     if any(not isinstance(text, str) for text in texts):
-        raise InputError("--query: got pairs; accepted are single texts, so name one column with --text-column")
+        then = "leave --text-pair out" if options.text_pair else "name one column with --text-column"
+        raise InputError(f"--query: got pairs; accepted are single texts, so {then}")
     asked = {**_prompt(options), "top_k": options.top_k, "batch_size": options.batch_size}
     found = deployment.rank(options.query, texts, **asked)  # type: ignore[arg-type]
     for ranked in found:

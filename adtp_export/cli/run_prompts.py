@@ -122,7 +122,8 @@ def command(options: argparse.Namespace, texts: list[Any], default: Callable[[st
             )
     check_int("--batch-size", options.batch_size, 1)
     if pair := next((text for text in texts if not isinstance(text, str)), None):
-        raise InputError(f"got the pair {pair!r}; accepted are prompts, so leave --text-pair out")
+        then = "leave --text-pair out" if options.text_pair else "name one column with --text-column"
+        raise InputError(f"got the pair {quoted(pair[0])}, {quoted(pair[1])}; accepted are prompts, so {then}")
     given = asked(options)
     images, chat, report = given.pop("image", None), given.pop("chat", False), given.pop("report", None)
     sampling = Sampling(**{name: value for name, value in given.items() if name not in ("token", "merge_layers")})

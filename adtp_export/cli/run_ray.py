@@ -134,6 +134,9 @@ def command(options: argparse.Namespace) -> int:
 
         told = score(options.file, options.out, options.out_file, asked=asked, workers=workers, progress=progress)
     found = f", {told.found} of them found there" if told.found else ""
-    print(printable(f"adtp-run: {told.rows:,} rows in {told.parts:,} parts{found}"), file=sys.stderr)
+    print(
+        printable(f"adtp-run: {told.rows:,} rows in {told.parts:,} part{'' if told.parts == 1 else 's'}{found}"),
+        file=sys.stderr,
+    )
     print_path(options.out_file)
     return 0

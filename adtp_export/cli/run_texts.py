@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..contract import HEAD_IMAGES, HEAD_TEXT
 from ..errors import InputError, quoted
@@ -25,6 +25,11 @@ class TextsParser(Parser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         return self.parse_intermixed_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: -") or message.endswith("expected one argument"):
+            message += "; a text that begins with - goes behind --, or into one word with its option, as in --text=-abc"
+        super().error(message)
 
 
 def add_texts(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +128,7 @@ def read(options: argparse.Namespace) -> Iterable[Text]:
         InputError: pairs that are none; while reading, as `data.readers.read_texts`.
     """
     from ..data.labelled import is_squad, read_questions
-    from ..data.readers import ending, read_texts
+    from ..data.readers import STDIN, ending, read_texts
 
     if options.file is not None:
         if ending(options.file) == ".parquet":
@@ -134,6 +139,11 @@ def read(options: argparse.Namespace) -> Iterable[Text]:
             if options.text_column:
                 raise InputError("--text-column: SQuAD's .json has no columns; leave it out")
             return ((asked.question, asked.context) for asked in read_questions(options.file, answered=False))
+        if options.text_column and ending(options.file) == ".txt":
+            lines = "stdin is read as" if options.file.stem == STDIN else f"{options.file} has"
+            raise InputError(
+                f"--text-column: {lines} lines of text; leave it out, or name the format with --format jsonl"
+            )
         return read_texts(options.file, options.text_column)
     if options.text_column:
         raise InputError("--text-column names a column of --file or stdin; leave it out, or name a --file")

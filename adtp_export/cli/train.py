@@ -77,7 +77,7 @@ def _judged_on(record: dict[str, Any]) -> str:
 
 
 def _told(value: float | None, digits: int) -> str:
-    """Write a figure; "-" where there is none."""
+    """Return a figure as text; "-" where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 

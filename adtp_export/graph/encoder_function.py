@@ -26,10 +26,10 @@ _AXES = {BATCH: "texts", SEQUENCE: "length", TOKENS: "tokens", BOUNDS: "bounds"}
 
 
 def enclosed(model: ir.Model, plan: str, weights: Sequence[np.ndarray]) -> ir.Model:
-    """Move the graph of a model into a function; who does not know the operator inlines it, and has that graph again.
+    """Move the graph of a model into a function. A runtime that does not know the operator inlines it and gets the same graph back.
 
-    The function's inputs are those of the graph, then `weights`. In these the body finds its own by their values: they are the same
-    arrays, with zeros behind them where a kernel wants more columns than the model has. What is in none of them is a constant.
+    The function's inputs are those of the graph, then `weights`. The body's initializers are matched to these by value: they are the
+    same arrays, with zeros behind them where a kernel wants more columns than the model has. One that matches none is a constant.
 
     Args:
         model: any form; it is used up.

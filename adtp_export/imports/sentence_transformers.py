@@ -83,7 +83,7 @@ def read(directory: Path, options: ReadOptions) -> Checkpoint:
         )
     check_encoder(raw, path, pooled=True)
     processing = chat_template.read(home, fields_of_limits(home), "last_hidden_state")
-    pooling, after, normalized = _pipeline(modules, directory)
+    pooling, after, normalized = _pipeline(modules)
     projections, weights, files = _projections(after, options)
     embedding = {"pooling": pooling, "normalize": normalized, "projections": projections}
     config = make_config(as_format_2(raw, HEAD_EMBEDDING, embedding=embedding), path)
@@ -279,7 +279,7 @@ def _modules(directory: Path) -> list[tuple[str, Path]]:
     return found
 
 
-def _pipeline(modules: Sequence[tuple[str, Path]], directory: Path) -> tuple[str, list[tuple[str, Path]], bool]:
+def _pipeline(modules: Sequence[tuple[str, Path]]) -> tuple[str, list[tuple[str, Path]], bool]:
     """Return the pooling, the modules that follow with their folders, and whether vectors are normalized at the end."""
     after = [(name, folder) for name, folder in modules[2:] if name != "Dropout"]  # which does nothing but in training
     for _, folder in after:

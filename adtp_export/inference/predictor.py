@@ -204,7 +204,8 @@ class Predictor(MultiVectorEncoding, MaskFilling):
         self._expect(HEAD_SEQUENCE, HEAD_VECTORS, what="rank is")
         if self.head == HEAD_SEQUENCE and len(self.labels) != 1:
             raise InputError(
-                f"rank: the model answers with {len(self.labels)} labels; accepted are models with one output"
+                f"rank: the model answers with {len(self.labels)} labels; accepted are models with one output, as rerankers have; "
+                "to classify, call the model itself (or leave --query out)"
             )
         if top_k is not None:
             check_int("top_k", top_k, 1)
@@ -289,7 +290,7 @@ class Predictor(MultiVectorEncoding, MaskFilling):
         return self.encoded_placed(as_texts(texts), self._before(prompt_name, prompt))
 
     def _before(self, prompt_name: str | None, prompt: str | None) -> str:
-        """Return what `kept` and `placed` put before texts. It is what the method puts there that answers them."""
+        """Return the prompt that `kept` and `placed` put before texts: the one of the method that answers them."""
         if self.head == HEAD_VECTORS:
             prompt_name, prompt = self._usual(DOCUMENT, prompt_name, prompt)
         return self._prompt(prompt_name, prompt)

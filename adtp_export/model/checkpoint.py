@@ -26,7 +26,7 @@ from ..contract import (
 from ..data.sides import Sides
 from ..data.template import ChatTemplate
 from ..errors import InputError, did_you_mean, ellipsize, quoted
-from ..io import read_json, sha256
+from ..io import own_name, read_json, sha256
 from . import registry, tied
 from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_loading
 from .encoder import PrunedEncoder
@@ -36,6 +36,7 @@ from .plain import FORMATS, check_code, plain_vectors, with_format
 from .structured import read_sizes
 from .text_settings import RECORDS, check_sides, text_settings
 from .tokenizer import load_tokenizer, special_token
+from .tokenizer_settings import TOKENIZER
 from .weights import check_adapter, read_weights, weight_files
 
 _BENIGN_SUFFIX = (".position_ids", "embeddings.token_type_ids", "emb.inv_freq", "emb.original_inv_freq")
@@ -91,7 +92,7 @@ class Checkpoint:
         """Say in the manifest what was exported: name, hash, backbone, head, method, sites and the method's settings."""
         config = self.student.config
         return {
-            "name": self.directory.resolve().name,
+            "name": own_name(self.directory),
             "sha256": self.sha256,
             "stored_dtype": self.stored_dtype,
             "backbone": config.encoder_config.model_type,
@@ -149,6 +150,11 @@ def _mask_id(checkpoint: Checkpoint) -> int:
         raise InputError(
             f"{checkpoint.directory}: got the mask_token {quoted(named)}, which is no token of the tokenizer; accepted for the head "
             "masked are models with one"
+        )
+    if number not in checkpoint.tokenizer.encode(str(named)).ids:
+        raise InputError(
+            f"{checkpoint.directory}: {TOKENIZER} reads {quoted(named)} as ordinary letters, so no text has the model's mask token; add "
+            "it to added_tokens there, or name it as mask_token in tokenizer_config.json"
         )
     return int(number)
 

@@ -31,10 +31,10 @@ from .structured import PRUNED_HEADS, pruned_heads
 from .vectors import VectorSettings
 
 _PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
-_LABEL_FIELDS = ("id2label", "label2id", "problem_type")
+LABEL_FIELDS = ("id2label", "label2id", "problem_type")
 _STORAGE_FIELDS = (
     "dtype", "torch_dtype", "num_labels", "architectures", "transformers_version",
-    "attn_implementation", "_attn_implementation",
+    "attn_implementation", "_attn_implementation", "return_dict", "output_attentions", "output_hidden_states", "chunk_size_feed_forward",
 )  # fmt: skip
 """Fields that say how a model was saved or run, and not what it is."""
 _LOADING_FIELDS = (
@@ -235,13 +235,11 @@ class PrunedEncoderConfig(PretrainedConfig):
     @property
     def encoder_config(self) -> PretrainedConfig:
         """The transformers configuration of the encoder, with the labels of this one."""
-        fields = {
-            name: value for name, value in self.backbone.items() if name not in (*_LABEL_FIELDS, *_STORAGE_FIELDS)
-        }
+        fields = {name: value for name, value in self.backbone.items() if name not in (*LABEL_FIELDS, *_STORAGE_FIELDS)}
         if PRUNED_HEADS in fields:  # transformers 4 wants integers
             gone = pruned_heads(fields[PRUNED_HEADS])
             fields[PRUNED_HEADS] = {layer: sorted(heads) for layer, heads in gone.items()}
-        labels = {name: getattr(self, name) for name in _LABEL_FIELDS}
+        labels = {name: getattr(self, name) for name in LABEL_FIELDS}
         return AutoConfig.for_model(**registry.backbone(self.backbone.get("model_type")).readable(fields), **labels)
 
     @property

@@ -248,9 +248,9 @@ def _try(tokenizer: Tokenizer, directory: Path, config: Any, templated: bool) ->
         )
     counting = getattr(backbone(config.model_type), "first_position", None)
     pad = config.pad_token_id
-    if counting is not None and counting(config) and pad in tokenizer.encode("").ids:
+    if counting is not None and counting(config) and any(pad in row.input_ids for row in rows):
         raise InputError(
-            f"{directory}: the tokenizer frames texts with {quoted(tokenizer.id_to_token(pad))}, which pad_token_id, {pad}, says is "
+            f"{directory}: the tokenizer gives texts the token {quoted(tokenizer.id_to_token(pad))}, which pad_token_id, {pad}, says is "
             f"padding; models of the type {config.model_type} count no position there, so answers would differ. Correct it in "
             "config.json"
         )

@@ -156,13 +156,14 @@ def ignored_settings(
     if kind_of(named) in WORD_PIECE if named else config.model_type in _WORD_PIECE_MODELS:
         normal = list(_otherwise_normalized(settings, parts(tokenizer.normalizer)))
         told += normal
-    typed = getattr(config, "type_vocab_size", 0) > 1 and not settings.get("model_input_names")
-    if typed and TOKEN_TYPE_IDS not in _inputs(settings, config) and _has_types(stored.get("post_processor")):
+    typed = getattr(config, "type_vocab_size", 0) > 1
+    unnamed = typed and not settings.get("model_input_names")
+    if unnamed and TOKEN_TYPE_IDS not in _inputs(settings, config) and _has_types(stored.get("post_processor")):
         told.append(
             f"model_input_names is missing: every token of a pair has the type 0, as in transformers {transformers.__version__}; "
             f"list token_type_ids there if the model was trained with the types of {TOKENIZER}, as before transformers 5"
         )
-    otherwise = () if normal or edited else _read_otherwise(home, tokenizer)
+    otherwise = () if normal or edited else _read_otherwise(home, tokenizer, typed)
     return (*(f"{home.name}/{TOKENIZER_SETTINGS}: {each}" for each in told), *otherwise)
 
 
@@ -186,30 +187,32 @@ _HARD = (
     "a zero\u200bwidth",
 )
 """Texts that tokenizers normalize and split differently: case, accents, punctuation, spaces, digits, compatibility forms."""
-
+_SPECIAL = 8
+"""Special tokens that are typed inside a text, at most: some tokenizers have hundreds."""
 
 _QUIET = threading.Lock()
 """Held while transformers says nothing: its level is one for the whole process."""
 
 
-def _read_otherwise(home: Path, tokenizer: Tokenizer) -> Iterator[str]:
+def _read_otherwise(home: Path, tokenizer: Tokenizer, typed: bool) -> Iterator[str]:
     """Say of which text the transformers that is installed makes other tokens: since version 5 many of its classes take little more than
     the vocabulary from `tokenizer.json`, and have a normalizer and a template of their own. Students of ours are read here alone.
 
     Args:
-        home: directory of the tokenizer. tokenizer: as it is read here.
+        home: directory of the tokenizer. tokenizer: as it is read here. typed: whether the model reads types of tokens.
     """
     if settings_of(home, "config.json").get("model_type") in _OURS:
         return
     found = None
     with contextlib.suppress(Exception):  # what transformers cannot load, or not read with, is read here alone
         theirs = _of_transformers(home)
-        found = _first_difference(tokenizer, theirs.backend_tokenizer)
+        found = _first_difference(tokenizer, theirs, typed)
     if found is not None:
-        text, what = found
+        texts, what = found
+        name = f"{type(theirs).__name__} of transformers {transformers.__version__}"
         yield (
-            f"{home.name}: of {text!a}, {type(theirs).__name__} of transformers {transformers.__version__} makes tokens with other {what}, "
-            f"because it does not follow the tokenizer's files as a whole, as is done here. If the model was trained with that class, "
+            f"{home.name}: of {' and '.join(map(ascii, texts))}, {name} makes tokens with other {what}, because it "
+            f"does not follow the tokenizer's files as a whole, as is done here. If the model was trained with that class, "
             "save AutoTokenizer.from_pretrained(DIR) into DIR"
         )
 
@@ -224,13 +227,22 @@ def _of_transformers(home: Path) -> Any:
             transformers_logging.set_verbosity(level)
 
 
-def _first_difference(one: Tokenizer, other: Tokenizer) -> tuple[str, str] | None:
-    """Return the first of `_HARD` that two tokenizers read otherwise, and whether it is ids or offsets that differ."""
+def _first_difference(own: Tokenizer, theirs: Any, typed: bool) -> tuple[tuple[str, ...], str] | None:
+    """Return the first text or pair that two tokenizers read otherwise, and what of its tokens differs: ids, offsets or types.
+
+    Args:
+        theirs: one of transformers' classes. typed: whether types count.
+    """
+    other = theirs.backend_tokenizer
     unset(other)
-    for what in ("ids", "offsets"):
-        for text in _HARD:
-            if getattr(one.encode(text), what) != getattr(other.encode(text), what):
-                return text, what
+    other.encode_special_tokens = False  # `ignored_settings` tells that one
+    follow_inputs(other, theirs.model_input_names)
+    special = " and ".join(("good", *theirs.all_special_tokens[:_SPECIAL], "bad"))
+    asked = (*((text,) for text in _HARD), (special,), _HARD[:2])
+    for name, what in (("ids", "ids"), ("offsets", "offsets"), *((("type_ids", "types"),) if typed else ())):
+        for texts in asked:
+            if getattr(own.encode(*texts), name) != getattr(other.encode(*texts), name):
+                return texts, what
     return None
 
 

@@ -24,6 +24,7 @@ from ..contract import (
 )
 from ..data.windows import Windows
 from ..imports import chat_template
+from ..imports.sentence_transformers import limit_files
 from ..io import read_json, share
 from ..model import registry
 from ..model.checkpoint import Checkpoint
@@ -189,7 +190,7 @@ def _templating(checkpoint: Checkpoint, work: Path) -> dict[str, Any]:
         return {}
     if (file := home / chat_template.FILE).is_file():
         shutil.copyfile(file, work / chat_template.FILE)
-    fields: dict[str, Any] = next((read_json(path) for path in sorted(home.glob("sentence_*_config.json"))), {})
+    fields: dict[str, Any] = next(map(read_json, limit_files(home)), {})
     kept = ("transformer_task", "modality_config", "module_output_name", "processing_kwargs")
     return {name: fields[name] for name in kept if name in fields}
 

@@ -163,14 +163,14 @@ def _write(checkpoint: Checkpoint, work: Path) -> PrunedEncoder:
 
 def _in_format_2(student: PrunedEncoder) -> PrunedEncoder:
     """Return a student of format 1 with the same weights as one of format 2; others are that already."""
-    from ..model.config import AdtpBertConfig, PrunedEncoderConfig
+    from ..model.config import LABEL_FIELDS, AdtpBertConfig, PrunedEncoderConfig
     from ..model.heads import head_class
 
     config = student.config
     if not isinstance(config, AdtpBertConfig):
         return student
     sites = {"method": config.method, "sites": list(student.site_names)}
-    labels = {name: getattr(config, name) for name in ("id2label", "label2id", "problem_type")}
+    labels = {name: getattr(config, name) for name in LABEL_FIELDS}
     encoder = config.encoder_config.to_dict()
     pruning = {**sites, **dataclasses.asdict(config.settings)}
     again = head_class(config.head)(

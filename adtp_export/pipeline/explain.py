@@ -37,7 +37,12 @@ def explainer(
     from ..explain.student import explain
     from ..imports import open_checkpoint, options_for
 
-    checkpoint = open_checkpoint(model_dir, options_for(model_dir, manifest.checkpoint, allow_pickle))
+    try:
+        checkpoint = open_checkpoint(model_dir, options_for(model_dir, manifest.checkpoint, allow_pickle))
+    except InputError as error:
+        raise InputError(
+            f"--explain: {model_dir} cannot be read as the checkpoint that {out} was exported from: {error}"
+        ) from error
     _check_same(checkpoint.sha256, model_dir, out, manifest)
     student = checkpoint.student
     if list(student.site_names) != manifest.checkpoint["prune_sites"]:

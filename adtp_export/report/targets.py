@@ -25,7 +25,7 @@ class Group:
 
     @property
     def told(self) -> str:
-        """Say what the targets were compared on; nothing where they were not."""
+        """A sentence about what the targets were compared on; "" where they were not."""
         if not self.rows:
             return ""
         reached = ", ".join(f"{name} {show_measure(name, value)}" for name, value in self.quality.items())

@@ -232,7 +232,7 @@ def _build(
         hint = (
             ""
             if "sm_75" not in gpus
-            else ". TensorRT-RTX 1.7 has no fp32 matrix products for Turing (sm_75), and retainers decide in fp32; leave it out of --gpu"
+            else ". TensorRT-RTX 1.7 has no fp32 matrix products for Turing (sm_75), and pruners decide in fp32; leave it out of --gpu"
         )
         raise EngineBuildError(
             f"{flavor.product} {trt.__version__} cannot build {path.name} for {', '.join(gpus)}: {logger.said()}{hint}"

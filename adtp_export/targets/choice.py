@@ -104,7 +104,7 @@ def candidates(targets: Mapping[str, Target]) -> dict[str, TargetSpec]:
 
 
 def runnable(targets: Mapping[str, Target]) -> dict[str, TargetSpec]:
-    """Return the targets that can run on this machine, those of a status that this version does not know are left out."""
+    """Return the targets that can run on this machine, without those whose status this version does not know."""
     return {name: spec for name, target in targets.items() if (spec := _runs_here(name, target)) is not None}
 
 

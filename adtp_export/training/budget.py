@@ -16,6 +16,8 @@ from ..model.selection import PERMILLE, kept_count
 from .method_table import METHODS
 from .settings import FLOPS, TrainOptions
 
+FIRST_SITES = ("0.attention", "0.ffn")
+"""Sites before which there is none that all methods have."""
 LEAST_LEFT = 4
 """Tokens that a budget has to leave to a text in the mean, with [CLS] and [SEP]: below, students answer by chance."""
 
@@ -49,9 +51,13 @@ def meeting(
 
     low, high = 1, PERMILLE
     if (least := share(low)) > flops:
+        earlier = (
+            ""
+            if sites and sites[0] in FIRST_SITES
+            else f", or earlier sites as --prune-sites, from {FIRST_SITES[-1]} on"
+        )
         raise InputError(
-            f"--flops: got {flops:g}; cuts at {', '.join(sites) or 'no site'} leave at least {least:.3f} of the FLOPs. Give more, or "
-            "earlier sites as --prune-sites"
+            f"--flops: got {flops:g}; cuts at {', '.join(sites) or 'no site'} leave at least {least:.3f} of the FLOPs. Give more{earlier}"
         )
     while low < high:
         middle = (low + high + 1) // 2

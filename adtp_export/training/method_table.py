@@ -50,7 +50,7 @@ def _later_attention(layers: int) -> list[str]:
 
 
 _RATE = "retainer_learning_rate"
-_RETAINERS = (
+_PRUNERS = (
     "retention",
     "saliency_hidden_size",
     "min_tokens",
@@ -67,10 +67,10 @@ _MASK = ("mask", "mask_share", "mask_weight")
 METHODS = {
     "adtp": Facts(
         "adtp", "Distillation", _first, (*_TASK, "ig", "arp", "tsp"),
-        (*_RETAINERS, "retention_ratios", "ratio", "teacher_forced_share", "gamma", "kappa", *_MASK),
+        (*_PRUNERS, "retention_ratios", "ratio", "teacher_forced_share", "gamma", "kappa", *_MASK),
         ATTRIBUTION,
     ),
-    "random": Facts("adtp", "Distillation", _first, (*_TASK, "ig"), (*_RETAINERS, *_MASK), ATTRIBUTION),
+    "random": Facts("adtp", "Distillation", _first, (*_TASK, "ig"), (*_PRUNERS, *_MASK), ATTRIBUTION),
     "schedule": Facts("schedule", "Sandwich", _every_ffn, _TASK, ("retention", "min_tokens")),
     "ltp": Facts("ltp", "LearnedThresholds", _every_ffn, _TASK, (_RATE,)),
     "top": Facts("top", "RankMasks", _later_attention, (*_TASK, "rank"), ("gamma", _RATE), RECEIVED),

@@ -20,11 +20,11 @@ from transformers import (
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS
 from ..data.truncate import unset
 from ..data.windows import MINIMUM
-from ..errors import InputError, did_you_mean, quoted
+from ..errors import InputError, did_you_mean, ellipsize, quoted
 from ..imports import ReadOptions, open_checkpoint
 from ..io import check_readable_name, share
 from ..model import registry
-from ..model.config import AdtpBertConfig, PrunedEncoderConfig
+from ..model.config import LABEL_FIELDS, AdtpBertConfig, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
 from ..model.heads import head_class
 from ..model.heads.embedding import PrunedEncoderForEmbedding
@@ -39,7 +39,6 @@ from .settings import TrainOptions
 
 LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 """The number of a layer inside the names of its weights."""
-LABEL_FIELDS = ("id2label", "label2id", "problem_type")
 NOT_OF_THE_MODEL = ("model_type", "architectures", "transformers_version", "dtype", "torch_dtype")
 
 
@@ -68,10 +67,16 @@ def load_config(source: str) -> PretrainedConfig:
         InputError: it cannot be loaded, is of no known backbone, or has pickled weights alone.
     """
     check_readable_name(source)
+    if not Path(source).exists() and (
+        source.count("/") > 1 or source.startswith((".", "/", "~"))
+    ):  # no name of the Hub's
+        raise InputError(
+            f"{source}: there is no such directory; accepted are a model's directory, and its name on the Hub"
+        )
     try:
         config = AutoConfig.from_pretrained(source)
     except Exception as error:  # missing files, no network, unknown types: many types
-        raise InputError(f"{source}: the model cannot be loaded: {error}") from error
+        raise InputError(f"{source}: the model cannot be loaded: {ellipsize(str(error))}") from error
     if isinstance(config, PrunedEncoderConfig) and config.head == HEAD_EMBEDDING and not config.sites:
         config = config.encoder_config
     if isinstance(config, (PrunedEncoderConfig, AdtpBertConfig)):

@@ -37,7 +37,7 @@ HEAD_OF_TASK = {
 }
 TASKS = (AUTO, *HEAD_OF_TASK)
 
-RETAINER = "retainer"
+PRUNER = "pruner"
 LOSS = "loss, (1 - alpha) L_CE + alpha L_logit; with adtp + beta L_IG + gamma (L_ARP + L_TSP)"
 """Headings of ``--help``."""
 
@@ -86,30 +86,30 @@ class TrainOptions(Options):
         "number of layers of the student, taken evenly from the teacher's (default: all)", "models", within=COUNT)
 
     method: str = option("adtp",
-        "pruning method: how tokens are chosen, and how that is trained; layers drops none", RETAINER, choices=tuple(METHODS))
+        "pruning method: how tokens are chosen, and how that is trained; layers drops none", PRUNER, choices=tuple(METHODS))
     prune_sites: str | None = option(None,
         "where tokens are dropped: i.attention or i.ffn of layer i, separated by commas (default: 0.ffn; ltp, schedule: all i.ffn; top: "
-        "i.attention from layer 1 on; transkimmer: all i.attention)", RETAINER, metavar="LIST")
+        "i.attention from layer 1 on; transkimmer: all i.attention)", PRUNER, metavar="LIST")
     retention_ratios: str = option("20",
-        "candidate ratios: 5, 10 or 20 evenly spaced ones, or a list such as 0.1,0.3,1.0", RETAINER, metavar="LIST")
-    saliency_hidden_size: int = option(96, "hidden size of the saliency predictor", RETAINER, within=COUNT)
-    min_tokens: int = option(1, "minimum number of tokens that every text keeps", RETAINER, within=COUNT)
+        "candidate ratios: 5, 10 or 20 evenly spaced ones, or a list such as 0.1,0.3,1.0", PRUNER, metavar="LIST")
+    saliency_hidden_size: int = option(96, "hidden size of the saliency predictor", PRUNER, within=COUNT)
+    min_tokens: int = option(1, "minimum number of tokens that every text keeps", PRUNER, within=COUNT)
     ratio: str = option("adaptive",
-        "for adtp: adaptive predicts a ratio for each text, static uses one for all", RETAINER, choices=RATIOS)
+        "for adtp: adaptive predicts a ratio for each text, static uses one for all", PRUNER, choices=RATIOS)
     retention: str | None = option(None,
-        "for adtp, random and schedule: mean share of a text's tokens to keep at a prune site, measured on dev; one value, or one per "
+        "for adtp, random and schedule: share of the tokens that come to a prune site to keep there, mean over dev; one value, or one per "
         f"site separated by commas (default: {RETENTION}; schedule: what --flops {FLOPS} leaves)",
-        RETAINER, metavar="LIST")
+        PRUNER, metavar="LIST")
     flops: float | None = option(None,
         "instead of --retention, for all methods but layers: share of the FLOPs of the unpadded dense encoder to be left, over dev "
         f"(default: {FLOPS} for ltp, schedule, top and transkimmer, unless --retention is given)",
-        RETAINER, within=Range(1e-3, 1, "from 0.001 to 1"))
+        PRUNER, within=Range(1e-3, 1, "from 0.001 to 1"))
     teacher_forced_share: float = option(0.1,
         "share of the training steps, at the start, in which the teacher's attribution chooses the tokens to keep instead of the "
-        "student's retainer", RETAINER, within=SHARE)
+        "student's retainer", PRUNER, within=SHARE)
     cut_warmup: float = option(0.0,
         "for adtp and random: share of the training steps over which the cuts tighten, from keeping all tokens to keeping what the student "
-        "decides", RETAINER, within=SHARE)
+        "decides", PRUNER, within=SHARE)
 
     alpha: float = option(0.5, "weight of L_logit; cross-entropy has the weight 1 - alpha", LOSS, within=SHARE)
     beta: float = option(0.1, "weight of L_IG", LOSS, within=NOT_NEGATIVE)
@@ -143,7 +143,7 @@ class TrainOptions(Options):
     teacher_learning_rate: float = option(8e-5, "peak learning rate of the teacher", "schedule", within=POSITIVE)
     learning_rate: float = option(8e-5, "peak learning rate of the student's encoder", "schedule", within=POSITIVE)
     retainer_learning_rate: float = option(1e-3,
-        "peak learning rate of the retainers, which start from random weights", "schedule", within=POSITIVE)
+        "peak learning rate of the pruners, whose weights start at random", "schedule", within=POSITIVE)
     weight_decay: float = option(0.01, "weight decay of AdamW", "schedule", within=NOT_NEGATIVE)
     warmup: float = option(0.06,
         "share of the steps over which the learning rate rises to its peak", "schedule", within=SHARE)
@@ -178,7 +178,7 @@ class TrainOptions(Options):
         settled = self.prune_sites is not None or default(1) == default(2)  # else a task knows the number of layers
         if settled and len(given) not in (1, len(self.sites)):
             raise InputError(
-                f"--retention: got {quoted(self.retention)} for {len(self.sites)} sites; give one value, or one per site"
+                f"--retention: got {quoted(self.retention)} for {len(self.sites)} prune site{'s' * (len(self.sites) > 1)}; give one value, or one per site"
             )
         from ..model.pruners.adtp import ratios_in_permille  # brings in torch, which --help does without
 
@@ -187,7 +187,7 @@ class TrainOptions(Options):
     def _check_method(self) -> None:
         """Raises InputError for a setting that other methods have, and this one has not."""
         if not METHODS[self.method].cuts:
-            for name in ("prune_sites", "flops"):
+            for name in ("prune_sites", "retention", "flops"):
                 if value := getattr(self, name):
                     raise InputError(
                         f"{flag_name(name)}: got {quoted(value)}; --method {self.method} drops no tokens. Leave it out, and give --layers"
@@ -328,6 +328,8 @@ def read_settings(path: Path) -> dict[str, Any]:
         stored = yaml.load(read_document(path), Loader)
     except InputError:
         raise
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file; give another one with --config FILE") from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise InputError(f"{path}: cannot be read as YAML ({ellipsize(str(error))})") from error
     if not isinstance(stored, Mapping):

@@ -54,8 +54,9 @@ class Task:
         return dev is test or (dev.texts, dev.labels) == (test.texts, test.labels)
 
     def __str__(self) -> str:
-        sizes = ", ".join(f"{len(table)} {split}" for split, table in self.tables.items())
-        rows = ", ".join(f"{len(part)} {split}" for split, part in self.parts.items())
+        told = [split for split in self.tables if split != "test" or not self.dev_is_test]
+        sizes = ", ".join(f"{len(self.tables[split])} {split}" for split in told)
+        rows = ", ".join(f"{len(self.parts[split])} {split}" for split in told)
         kind = (
             f"{len(self.labels.names)} {'tags' if self.kind == 'tags' else 'classes'}"
             if self.labels.names

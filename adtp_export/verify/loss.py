@@ -12,16 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
 from .metrics import Outputs, TaskMetric
 
-T_95 = (
-    *(6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812),
-    *(1.796, 1.782, 1.771, 1.761, 1.753, 1.746, 1.740, 1.734, 1.729),
-)
-"""95% quantiles of Student's t, for 1 to 19 degrees of freedom."""
-
-GROUPS = len(T_95) + 1
+GROUPS = 20
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,7 @@ def lost(metric: TaskMetric, before: Sequence[Outputs], after: Sequence[Outputs]
         rows = np.flatnonzero(stays[owners]).tolist()
         without.append(_points(metric.part(stays), [before[i] for i in rows], [after[i] for i in rows]))
     error = math.sqrt((groups - 1) / groups * float(np.square(np.subtract(without, np.mean(without))).sum()))
-    return Loss(points, max(T_95[groups - 2] * error, 300 / texts), texts)
+    return Loss(points, max(float(stdtrit(groups - 1, 0.95)) * error, 300 / texts), texts)
 
 
 def _points(metric: TaskMetric, before: Sequence[Outputs], after: Sequence[Outputs]) -> float:

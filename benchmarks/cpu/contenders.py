@@ -17,7 +17,7 @@ MAX_TOKENS = 512
 class Ours:
     """An output directory, as `load` opens it."""
 
-    def __init__(self, folder: Path, depth: str) -> None:
+    def __init__(self, folder: Path, _depth: str) -> None:
         from adtp_export import load
 
         self.deployment = load(folder / "out")

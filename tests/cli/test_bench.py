@@ -169,8 +169,9 @@ def test_bad_input(arguments, message):
 def test_bad_input_from_python(tmp_path):
     with pytest.raises(InputError, match="unknown option 'layer'; did you mean 'layers'"):
         adtp_export.bench(shape="bert-mini", layer=2)
-    with pytest.raises(InputError, match="--prune-sites: got an empty list"):
-        adtp_export.bench(shape="bert-mini", prune_sites=[])
+    for nothing in ([], "", " "):
+        with pytest.raises(InputError, match="--prune-sites: got an empty list"):
+            adtp_export.bench(shape="bert-mini", prune_sites=nothing)
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(InputError, match=str(tmp_path)):
         adtp_export.bench(str(tmp_path))

@@ -250,6 +250,17 @@ def ended(body):
     return process.returncode, process.stdout, process.stderr
 
 
+def test_an_interrupt_is_one_also_where_a_library_makes_another_error_of_it():
+    body = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def command():\n"
+        "    try: signal.raise_signal(signal.SIGINT)\n"
+        "    except KeyboardInterrupt: raise InputError('could not determine the shape') from None\n"
+    )
+    told = ended(f"from adtp_export.errors import InputError\n{body}")
+    assert told == (130, "", "adtp-run: interrupted\n")
+
+
 @pytest.mark.parametrize(
     ("raised", "said"),
     [

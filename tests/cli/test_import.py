@@ -149,7 +149,7 @@ def test_what_is_there_is_replaced_on_request_and_only_a_student(tmp_path, demo,
     [
         ([], "adtp is \\[\\]; accepted is an object of max_tokens, prompts"),
         ({"head": "sequence"}, "accepted is an object of max_tokens"),
-        ({"max_tokens": 1}, "adtp.max_tokens must be an integer of at least 4, got 1"),
+        ({"max_tokens": 1}, "adtp.max_tokens: got 1; accepted is an integer of at least 4"),
         ({"prompts": ["a"]}, "accepted are texts, and prompts by their names"),
         ({"prompt": "query"}, "adtp.prompt is 'query'; accepted are none"),
     ],

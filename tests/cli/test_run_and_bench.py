@@ -79,6 +79,8 @@ def test_run_stdin(exported):
         (["--file", "missing.txt"], "there is no such file"),
         (["--text", "a", "--target", "gpu"], "'gpu'"),
         (["--text", "a", "--batch-size", "0"], "at least 1"),
+        (["-abc"], "a text that begins with - goes behind --"),
+        (["--text", "-abc"], "as in --text=-abc"),
         (["--text", "a", "--prefer", "accuracy"], "accepted are precision and speed"),
         ([], "there is nothing to answer; give TEXT, --text TEXT, --file FILE, or - to read stdin"),
     ],

@@ -121,6 +121,11 @@ def test_closed_stdin(monkeypatch):
         (["-", "--text-pair", "b"], "for a file or stdin say --text-column FIRST,SECOND"),
         (["--file", "x.parquet"], "--file x.parquet: Parquet files go with --ray; add --ray --out DIR"),
         (["-", "--ray", "--out", "x"], "stdin does not go with --ray"),
+        (
+            ["-", "--text-column", "a"],
+            "--text-column: stdin is read as lines of text; leave it out, or name the format with",
+        ),
+        (["--file", "x.txt", "--text-column", "a"], "--text-column: x.txt has lines of text"),
         ([__file__], "is a file here; type --file for the texts in it, or --text for the name itself"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

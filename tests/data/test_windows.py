@@ -103,9 +103,9 @@ def test_windows_share_at_most_half():
     ("changes", "message"),
     [
         ({"max_token": 5}, "windows: got 'max_token'; accepted are .* did you mean 'max_tokens'"),
-        ({"max_tokens": 3}, "windows.max_tokens must be an integer of at least 4, got 3"),
-        ({"stride": -1}, "windows.stride must be an integer of at least 0"),
-        ({"max_answer_tokens": "many"}, "windows.max_answer_tokens must be an integer of at least 1, got 'many'"),
+        ({"max_tokens": 3}, "windows.max_tokens: got 3; accepted is an integer of at least 4"),
+        ({"stride": -1}, "windows.stride: got .*; accepted is an integer of at least 0"),
+        ({"max_answer_tokens": "many"}, "windows.max_answer_tokens: got 'many'; accepted is an integer of at least 1"),
         ("max_tokens", "accepted are numbers named max_tokens, stride, max_answer_tokens"),
     ],
 )

@@ -47,7 +47,7 @@ def test_merged_layers(tmp_path):
     depths, merged = np.full(len(IDS), 3), merge(attended(decoder.backbone, IDS), 3)
     assert np.array_equal(less, flows(merged, depths, range(len(IDS)), [len(IDS) - 1]))
     assert not np.array_equal(exact, less)
-    with pytest.raises(InputError, match="merge_layers must be an integer of at least 3, got 2"):
+    with pytest.raises(InputError, match="merge_layers: got 2; accepted is an integer of at least 3"):
         prompt_flow(decoder, IDS, merge_layers=2)
 
 

@@ -94,7 +94,7 @@ def pooling(**fields):
         (lambda d: (d / "1_SpladePooling" / "config.json").unlink(), "is missing, which says how vectors are pooled"),
         (
             lambda d: edit_json(d / "config_sentence_transformers.json", max_active_dims=0),
-            "max_active_dims must be an integer of at least 1",
+            "max_active_dims: got .*; accepted is an integer of at least 1",
         ),
         (
             lambda d: edit_json(d / "sentence_bert_config.json", modality_config={"text": {"method": "forward"}}),

@@ -178,7 +178,7 @@ def test_a_target_is_a_name(exported, target):
 
 @pytest.mark.parametrize("threads", [-1, 100_000, "4", 1.5, True, None])
 def test_threads_are_a_sensible_number(exported, threads):
-    with pytest.raises(InputError, match="threads must be an integer from 0 to 1024"):
+    with pytest.raises(InputError, match="threads: got .*; accepted is an integer from 0 to 1024"):
         adtp_export.load(exported, threads=threads)
 
 
@@ -209,11 +209,11 @@ def test_what_texts_may_be(exported):
         with pytest.raises(InputError, match=r"at index \d; accepted are strings"):
             deployment(wrong)
     for size in (0, -1, "3", 2.5, True):
-        with pytest.raises(InputError, match="batch_size must be an integer of at least 1"):
+        with pytest.raises(InputError, match="batch_size: got .*; accepted is an integer of at least 1"):
             deployment("a", batch_size=size)
-    with pytest.raises(InputError, match="batch_size must be an integer from 1 to 2147483647, got 1099511627776"):
+    with pytest.raises(InputError, match="batch_size: got 1099511627776; accepted is an integer from 1 to 2147483647"):
         deployment("a", batch_size=2**40)
-    with pytest.raises(InputError, match="batch_size must be a Python int of at least 1, got"):
+    with pytest.raises(InputError, match="batch_size: got .*; accepted is a Python int of at least 1"):
         deployment("a", batch_size=np.int64(4))
     with pytest.raises(InputError, match="batch: got list; accepted is a dict of arrays"):
         deployment.run([1])

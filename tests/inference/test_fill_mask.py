@@ -103,7 +103,7 @@ def test_words_that_a_unigram_does_not_know_are_refused(name):
         (lambda m: m.fill_mask("[MASK]", targets=[3]), "targets: got int at index 0"),
         (lambda m: m.fill_mask("[MASK]", targets=["\ud800"]), "targets: got .*, which is not valid Unicode"),
         (lambda m: m.fill_mask("[MASK]", targets=[]), "targets: got none"),
-        (lambda m: m.fill_mask("[MASK]", top_k=0), "top_k must be an integer .* got 0"),
+        (lambda m: m.fill_mask("[MASK]", top_k=0), "top_k: got 0; accepted is an integer"),
         (lambda m: m(["a [MASK]"]), "a call is for .* has masked; type: .*fill_mask"),
         (lambda m: m.encode(["a [MASK]"]), "encode is for .* has masked; type: .*fill_mask"),
     ],

@@ -168,7 +168,7 @@ def test_pictures_on_the_command_line(folder, encoder, pictures, tmp_path, monke
         ([paths[0], "--kept", "--out", "v.npy"], "--kept prints tokens"),
         ([paths[0], "--out", str(tmp_path / "no" / "v.npy")], "there is no directory"),
         ([paths[0], "--out", "v.csv"], "got v.csv; accepted is a file that ends in .npy"),
-        ([paths[0], "--threads", "-1"], "threads must be an integer from 0"),
+        ([paths[0], "--threads", "-1"], "threads: got .*; accepted is an integer from 0"),
         ([str(tmp_path / "none.npy")], "none.npy is no picture that can be read"),
     ):
         with pytest.raises(InputError, match=told):
@@ -200,7 +200,7 @@ def test_pictures_that_are_refused(encoder, given, told):
 @pytest.mark.parametrize("opened", [ImageEncoder, Generator])
 def test_arguments_that_are_refused(folder, opened):
     for arguments, told in (
-        ((folder / "out", "2"), "threads must be an integer from 0"),
+        ((folder / "out", "2"), "threads: got .*; accepted is an integer from 0"),
         ((folder / "out", 0, ["fp32"]), "target: got list; accepted is a target's name, or None"),
         ((None,), "directory: got NoneType; accepted is a path"),
     ):

@@ -236,7 +236,7 @@ def test_what_wants_one_vector_is_refused(exports):
     _, hybrid = exports("bge-m3")
     with pytest.raises(InputError, match="rank is for models with the head sequence or vectors"):
         hybrid.rank("a", TEXTS)
-    with pytest.raises(InputError, match="truncate_dim must be an integer from 1 to 32, got 33"):
+    with pytest.raises(InputError, match="truncate_dim: got 33; accepted is an integer from 1 to 32"):
         hybrid.encode_hybrid(TEXTS, truncate_dim=33)
 
 

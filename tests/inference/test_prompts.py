@@ -83,5 +83,5 @@ def test_the_first_numbers_of_a_vector(prompted, capsys):
     assert command(make_parser().parse_args([str(prompted), "--text", TEXTS[0], "--truncate-dim", "4"])) == 0
     np.testing.assert_allclose(json.loads(capsys.readouterr().out)["vector"], whole[0, :4], atol=1e-6)
     for wrong in (0, whole.shape[1] + 1, 2.0):
-        with pytest.raises(InputError, match="truncate_dim must be an integer from 1 to 6"):
+        with pytest.raises(InputError, match="truncate_dim: got .*; accepted is an integer from 1 to 6"):
             load.encode(TEXTS, truncate_dim=wrong)

@@ -55,10 +55,10 @@ def test_a_generated_token_is_explained(folder, tmp_path, capsys):  # noqa: F811
     for more, message in (
         (
             ("--text", text, "--token", "3"),
-            "--token must be an integer from 0 to 2, got 3",
+            "--token: got 3; accepted is an integer from 0 to 2",
         ),
         (("--text", "w1 " * 300), "Shorten it, or ask for fewer"),
-        (("--text", "w1", "--merge-layers", "2"), "--merge-layers must be an integer of at least 3, got 2"),
+        (("--text", "w1", "--merge-layers", "2"), "--merge-layers: got 2; accepted is an integer of at least 3"),
         (("--text", "w1", "--image", "photo.npy"), "leave --image or --explain out"),
         (("--text", "w1", "--explain", str(another)), "is not the checkpoint that"),
         (("--text", "w1", "--explain", str(pickled)), "add --allow-pickle if you trust"),

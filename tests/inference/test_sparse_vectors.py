@@ -103,7 +103,10 @@ def test_queries_and_documents_have_their_prompts(encode):
             r"encode is for models with the head embedding or hybrid, and .* has sparse; type: .*encode_sparse",
         ),
         (lambda d: d.encode_query("a text"), "encode is for models with the head embedding"),
-        (lambda d: d.encode_sparse("a", max_active_dims=0), "max_active_dims must be an integer from 1 to 1238, got 0"),
+        (
+            lambda d: d.encode_sparse("a", max_active_dims=0),
+            "max_active_dims: got 0; accepted is an integer from 1 to 1238",
+        ),
         (lambda d: d.encode_sparse("a", max_active_dims=1239), "max_active_dims must be .* from 1 to 1238, got 1239"),
         (lambda d: d.encode_sparse("a", prompt_name="qeury"), "accepted are query, document; did you mean 'query'"),
         (lambda d: d.encode_sparse(("a", "b", 1)), "got int at index 2"),

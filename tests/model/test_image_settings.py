@@ -20,7 +20,7 @@ from adtp_export.model.image_pruners import SeenImage, read_stages
         ({"method": "fastv", "stages": [{"layer": 2, "keeps": 1}]}, "did you mean 'keep'"),
         ({"method": "fastv", "stages": [{"layer": 2, "keep": 1.5}]}, "accepted are numbers from 0 to 1"),
         ({"method": "fastv", "stages": [{"layer": 2, "keep": 0.01}]}, "of 16 image tokens none stays before layer 2"),
-        ({"method": "fastv", "stages": [{"layer": 0, "keep": 0.5}]}, "must be an integer of at least 1"),
+        ({"method": "fastv", "stages": [{"layer": 0, "keep": 0.5}]}, "accepted is an integer of at least 1"),
         ({"method": "btp"}, "got layer 6 in a model of 4 layers; accepted are 1 to 3"),
         (
             {"method": "btp", "stages": [{"layer": 2, "divisor": 0}, {"layer": 1, "divisor": 2}]},

@@ -117,6 +117,15 @@ def test_missing_operators_are_told_once_it_is_known_that_a_layer_could_have_the
         planned(small, tmp_path, attention="plugin")
 
 
+def test_an_export_has_the_name_by_which_its_model_was_given(tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "mine").symlink_to("real")
+    assert ExportOptions(model_dir=tmp_path / "mine").directory == Path("mine-export")
+    monkeypatch.chdir(tmp_path / "real")
+    assert ExportOptions(model_dir=".").directory == Path("real-export")
+    assert ExportOptions(model_dir="..", out="x").directory == Path("x")
+
+
 def test_names_of_files():
     assert (MODEL, PACKED_MODEL, model_name("strings")) == ("model.onnx", "model.packed.onnx", "model.strings.onnx")
     assert PRECOMPUTED_MODEL == "model.precomputed.fp32.onnx"

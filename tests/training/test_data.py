@@ -166,7 +166,7 @@ def test_order_depends_on_seed_and_epoch_alone():
         ({"method": "transkimmer", "retention": "0.4"}, "give --flops, or leave it out"),
         ({"method": "layers", "flops": 0.5}, "--flops: got 0.5; --method layers drops no tokens. .* give --layers"),
         ({"method": "layers", "prune_sites": "0.ffn"}, "--prune-sites: got '0.ffn'; --method layers drops no tokens"),
-        ({"method": "layers", "retention": "0.4"}, "--retention: got '0.4'; --method layers has no such setting"),
+        ({"method": "layers", "retention": "0.4"}, "--retention: got '0.4'; --method layers drops no tokens"),
         (
             {"method": "schedule", "retainer_learning_rate": 0.1},
             "--retainer-learning-rate: got 0.1; --method schedule has no such setting, and adtp, random, ltp, top, transkimmer have",
@@ -176,7 +176,7 @@ def test_order_depends_on_seed_and_epoch_alone():
         ({"ablate": "rank"}, "accepted are ce, logit, ig, arp, tsp and teacher"),
         ({"flops": 0.0}, "--flops: got 0.0; accepted is from 0.001 to 1"),
         ({"ablate": "ipg"}, "did you mean 'ig'"),
-        ({"retention": "0.3,0.4"}, "for 1 sites"),
+        ({"retention": "0.3,0.4"}, "for 1 prune site;"),
         ({"retention": "1.5"}, "accepted is from 0.001 to 1"),
         ({"retention": "0.0004", "ratio": "static"}, "--retention: got '0.0004'; accepted is from 0.001 to 1"),
         ({"dev_share": 0.0}, "--dev-share: got 0.0; accepted is from 0.000001 to 0.9"),

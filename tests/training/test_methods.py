@@ -279,7 +279,7 @@ def test_masks_of_a_resumed_run_are_those_of_a_whole_one(students, opinions, tmp
         ),
         ({"flops": 0.34}, r"--flops: got 0.34; with a first cut at 0.ffn it leaves .* Give 0\.\d+ or more$"),
         ({"flops": 0.6, "retention": "0.9"}, "--retention: got '0.9' with --flops 0.6, for which it would be 0."),
-        ({"method": "schedule", "retention": "0.9,0.8,0.7"}, "for 2 sites; give one value, or one per site"),
+        ({"method": "schedule", "retention": "0.9,0.8,0.7"}, "for 2 prune sites; give one value, or one per site"),
     ],
 )
 def test_what_a_method_cannot_do_is_told_before_training(base, reviews, change, message):

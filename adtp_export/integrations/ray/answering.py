@@ -132,7 +132,7 @@ class Answering:
         for name, heads in _FOR_HEADS.items():
             if getattr(self._asked, name) != getattr(ScoringConfig, name) and self._of.head not in heads:
                 raise InputError(
-                    f"{name}: is for models with the head {' or '.join(heads)}, and this one has {self._of.head}"
+                    f"{name}: is for models with the head {' or '.join(heads)}, and this one has {self._of.head}; leave it out"
                 )
 
     def _types(self, answered: Any) -> dict[str, pyarrow.DataType]:

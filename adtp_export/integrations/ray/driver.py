@@ -238,7 +238,9 @@ def _run(todo: Sequence[Part], job: Job, progress: Callable[[PartResult], None])
         if told["fatal"]:
             raise kind(f"a worker on {told['worker'].rpartition(':')[0]} cannot start: {message}")
         others = f" {len(failed)} of {len(todo)} parts failed." if len(failed) > 1 else ""
-        raise kind(f"{message}.{others} Finished parts stay in {job.to.shown}; mend this, and type the same again")
+        raise kind(
+            f"{message}.{others} Finished parts stay in {job.to.shown}; correct this, and run the same command again"
+        )
 
 
 @contextlib.contextmanager

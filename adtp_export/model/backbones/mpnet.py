@@ -44,6 +44,10 @@ class MPNet(Backbone):
         ]
 
     @classmethod
+    def first_position(cls, config: Any) -> int:
+        return FIRST_POSITION
+
+    @classmethod
     def max_tokens(cls, config: Any) -> int:
         return int(config.max_position_embeddings) - FIRST_POSITION
 

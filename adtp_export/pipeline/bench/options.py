@@ -118,7 +118,7 @@ class BenchOptions(Options):
                 continue
             words.append(known.flag)
             if isinstance(value, float):
-                words.append(f"{value:g}")
+                words.append(f"{value:.12g}")
             elif value is not True:
                 words.append(",".join(value) if isinstance(value, (list, tuple)) else str(value))
         return shlex.join([*words, "--json"])

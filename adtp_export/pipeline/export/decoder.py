@@ -19,7 +19,6 @@ from ...artifacts.records import (
     Note,
     ShapeRange,
     Target,
-    sha256,
 )
 from ...contract import (
     CHECKPOINT_SHA256,
@@ -36,7 +35,7 @@ from ...environment import versions
 from ...errors import InputError, MissingDependencyError, VerificationError, quoted
 from ...imports import sentence_transformers
 from ...inference.chat import read_chat
-from ...io import json_text
+from ...io import json_text, own_name, sha256
 from ...model.checkpoint import read_config
 from ...model.decoder import Decoder, check_images, generates, load_decoder
 from ...model.image_pruners import DIVPRUNE, read_method
@@ -52,7 +51,7 @@ from ...verify.prefill import Expected, compare, expect, for_precision
 from ...verify.prompts import draw_prompts, failure_before_prefill
 from ..progress import Steps
 from .decoder_files import form_of, names_of, precisions_of, write_files, write_lower
-from .options import ExportOptions, default_out
+from .options import ExportOptions
 from .publish import publish_with_report
 
 TAKEN = ("model_dir", "out", "force", "pruning", "precisions", "attention", "skip_parity_check", "allow_pickle")
@@ -97,7 +96,7 @@ def export_decoder(options: ExportOptions, steps: Steps) -> Manifest:
     precisions_of(options)
     check_taken(options, TAKEN, "models that generate text", ". For vectors of such a model, type: --head embedding")
     model_dir = Path(options.model_dir)
-    out = default_out(model_dir) if options.out is None else Path(options.out)
+    out = options.directory
     directory = OutputDirectory(out, options.force, protected=model_dir)
     with steps.step("load_s", f"loading {model_dir.name}"):
         decoder = load_decoder(model_dir, read_pruning(options.pruning, model_dir), allow_pickle=options.allow_pickle)
@@ -126,7 +125,7 @@ def export_decoder(options: ExportOptions, steps: Steps) -> Manifest:
 
 def check_taken(options: ExportOptions, taken: Sequence[str], what: str, hint: str) -> None:
     """Raises InputError for an option that is not for models of this kind, and MissingDependencyError where none can be verified."""
-    if options.update and "update" not in taken:
+    if options.update:
         raise InputError(f"--update: {what} are exported whole; type --force to replace an earlier export")
     for known in options_of(ExportOptions):
         value = getattr(options, known.name)
@@ -157,7 +156,7 @@ def _stages(decoder: Decoder) -> list[dict[str, Any]]:
 def _described(decoder: Decoder, model_dir: Path, hashed: str) -> dict[str, Any]:
     """Say in the manifest what was exported."""
     return {
-        "name": model_dir.resolve().name,
+        "name": own_name(model_dir),
         "sha256": hashed,
         "stored_dtype": str(decoder.raw_config.get("dtype") or decoder.raw_config.get("torch_dtype") or "float32"),
         "backbone": decoder.backbone.config.model_type,

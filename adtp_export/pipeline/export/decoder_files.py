@@ -11,12 +11,11 @@ from ...calibration.quantize import write_quantized
 from ...calibration.recipes import built_in
 from ...calibration.simulate import quantize_decoder
 from ...contract import LINEAR, PREFILL_MODEL, STEP_MODEL, VISION_MODEL, in_precision
-from ...errors import InputError
 from ...graph import program
 from ...graph.decoder import EXPORTS
 from ...model.decoder import Decoder
 from ..progress import Steps
-from .options import ExportOptions, parse_precisions
+from .options import ExportOptions, precisions_among
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 """Accepted ones. fp16 types all files. bf16 and INT8 are those of the products of layers, in operators that take and give fp32."""
@@ -28,12 +27,7 @@ def precisions_of(options: ExportOptions) -> tuple[str, ...]:
     Raises:
         InputError: a precision that there is not for models that generate text.
     """
-    asked = parse_precisions(options.precisions)
-    if other := next((each for each in asked if each not in PRECISIONS), None):
-        raise InputError(
-            f"--precision: got {other}; accepted for models that generate text are {', '.join(PRECISIONS)}. fp8 is for engines"
-        )
-    return ("fp32", *(each for each in asked if each != "fp32"))
+    return precisions_among(options, PRECISIONS, "models that generate text", ". fp8 is for engines")
 
 
 def form_of(precision: str) -> str:

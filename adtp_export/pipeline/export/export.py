@@ -66,7 +66,7 @@ def export(chosen: ExportOptions) -> Manifest:
 
 
 _TOLD_BY = ("ForCausalLM", "vision_config", "vision_model", "clip_text_model", "siglip")
-"""What the configuration of each such model has; that of an encoder of texts may have it, too."""
+"""Every configuration of a model that generates text or reads pictures has one of these words; those of some encoders do, too."""
 
 
 def _may_generate(options: ExportOptions) -> bool:

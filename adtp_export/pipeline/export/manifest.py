@@ -63,7 +63,7 @@ def unchanged(previous: Manifest, work: Path) -> set[str]:
 
 
 def known(previous: Manifest, same: Container[str], written: Iterable[Target] = ()) -> dict[str, Target]:
-    """Return the targets of an earlier run with what it found out that still holds, as their files are among those in `same`.
+    """Return the targets of an earlier run. Those whose files are in `same` keep what was found out about them; the others lose it.
 
     Args:
         written: targets of this run, which describe the files that it has changed.

@@ -10,6 +10,7 @@ from pathlib import Path
 from ...artifacts.records import DECOMPOSED, PLUGIN
 from ...contract import LAYOUTS, PRECISIONS, PRECOMPUTED_MODEL, TRT_FLAVORS
 from ...errors import InputError, did_you_mean, flag_name, quoted
+from ...io import own_name
 from ...options import COUNT, PathLike, Range, ReadOptions, about, listed, option
 from ..progress import Steps
 
@@ -137,6 +138,11 @@ class ExportOptions(ReadOptions):
         self._check_quantization()
 
     @property
+    def directory(self) -> Path:
+        """Where the export goes."""
+        return default_out(Path(self.model_dir)) if self.out is None else Path(self.out)
+
+    @property
     def formats(self) -> list[str]:
         """The 8-bit formats that are asked for."""
         return [precision for precision in parse_precisions(self.precisions) if precision in QUANTIZED]
@@ -151,7 +157,7 @@ class ExportOptions(ReadOptions):
                 "--text-column names a column of --verify-data FILE or --calibration-data FILE; both are missing"
             )
         if self.verify_rows is not None and not self.verify_data:
-            raise InputError(f"--verify-rows: got {self.verify_rows}; accepted is at least 1, with --verify-data FILE")
+            raise InputError("--verify-rows counts rows of --verify-data FILE, which is missing")
 
     def _check_quantization(self) -> None:
         formats = self.formats
@@ -180,7 +186,7 @@ class ExportOptions(ReadOptions):
 
 def default_out(model_dir: Path) -> Path:
     """Where an export goes when nothing is said: ``./<name of MODEL_DIR>-export``."""
-    return Path(f"{model_dir.resolve().name}-export")
+    return Path(f"{own_name(model_dir)}-export")
 
 
 def parse_precisions(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -193,6 +199,14 @@ def parse_precisions(given: str | Sequence[str]) -> tuple[str, ...]:
             known = ", ".join(PRECISIONS)
             raise InputError(f"--precision: got {quoted(name)}; accepted are {known}{did_you_mean(name, PRECISIONS)}")
     return tuple(precision for precision in PRECISIONS if precision in names)
+
+
+def precisions_among(options: ExportOptions, accepted: Sequence[str], what: str, hint: str = "") -> tuple[str, ...]:
+    """Return the precisions that are asked for, with fp32 first; raises InputError for one that `what` do not have."""
+    asked = parse_precisions(options.precisions)
+    if other := next((each for each in asked if each not in accepted), None):
+        raise InputError(f"--precision: got {other}; accepted for {what} are {', '.join(accepted)}{hint}")
+    return ("fp32", *(each for each in asked if each != "fp32"))
 
 
 def parse_static_tokens(given: int | str | Sequence[int | str] | None) -> tuple[tuple[int, ...], ...]:

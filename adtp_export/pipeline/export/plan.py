@@ -16,11 +16,12 @@ from ...artifacts.records import PLUGIN, Manifest, Note, ShapeRange
 from ...contract import HUB, MODEL, PLAIN, layout_of, layout_path
 from ...errors import InputError, quoted
 from ...integrations.triton import repository as triton
+from ...io import own_name
 from ...plugins import operators
 from ...runtimes import onnxruntime
 from ...targets.specs import CPU, TargetSpec
 from ..progress import Steps
-from .options import ExportOptions, default_out
+from .options import ExportOptions
 from .request import Request, fit_profile, read_request
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ def make_export_plan(options: ExportOptions, steps: Steps) -> ExportPlan:
         from .capabilities import Capabilities
         from .file_plan import plan_engines, plan_files, plan_targets
     model_dir = Path(options.model_dir)
-    out = default_out(model_dir) if options.out is None else Path(options.out)
-    name = model_dir.resolve().name if options.triton_name is None else options.triton_name
+    out = options.directory
+    name = own_name(model_dir) if options.triton_name is None else options.triton_name
     card = prepare(options.push_to_hub, _surely_written(options)) if options.push_to_hub else None
     if options.triton is not None:
         triton.check(Path(options.triton), name, out, options.force or options.update)

@@ -19,10 +19,10 @@ from ...contract import (
     in_precision,
 )
 from ...environment import versions
-from ...errors import InputError, VerificationError
+from ...errors import VerificationError
 from ...graph import program
 from ...graph.decoder import export_tower
-from ...io import json_text, sha256
+from ...io import json_text, own_name, sha256
 from ...model.checkpoint import read_config
 from ...model.image_pruners import DIVPRUNE
 from ...model.tower import Tower, is_tower, load_tower
@@ -32,7 +32,7 @@ from ...targets.specs import CPU, TargetSpec
 from ...verify.pictures import PICTURES, compare_tower
 from ..progress import Steps
 from .decoder import check_taken, read_pruning
-from .options import ExportOptions, default_out, parse_precisions
+from .options import ExportOptions, precisions_among
 from .publish import publish_with_report
 
 TAKEN = ("model_dir", "out", "force", "pruning", "precisions", "skip_parity_check", "allow_pickle")
@@ -51,9 +51,9 @@ def holds_tower(options: ExportOptions) -> bool:
 def export_vision_tower(options: ExportOptions, steps: Steps) -> Manifest:
     """Export a vision tower; errors are those of `export`."""
     check_taken(options, TAKEN, "vision towers", "")
-    precisions = _precisions(options)
+    precisions = precisions_among(options, PRECISIONS, "vision towers")
     model_dir = Path(options.model_dir)
-    out = default_out(model_dir) if options.out is None else Path(options.out)
+    out = options.directory
     directory = OutputDirectory(out, options.force, protected=model_dir)
     with steps.step("load_s", f"loading {model_dir.name}"):
         tower = load_tower(model_dir, read_pruning(options.pruning, model_dir), allow_pickle=options.allow_pickle)
@@ -86,13 +86,6 @@ def export_vision_tower(options: ExportOptions, steps: Steps) -> Manifest:
         return publish_with_report(directory, manifest)
 
 
-def _precisions(options: ExportOptions) -> tuple[str, ...]:
-    asked = parse_precisions(options.precisions)
-    if other := next((each for each in asked if each not in PRECISIONS), None):
-        raise InputError(f"--precision: got {other}; accepted for vision towers are {', '.join(PRECISIONS)}")
-    return ("fp32", *(each for each in asked if each != "fp32"))
-
-
 def _described(tower: Tower, model_dir: Path, hashed: str) -> dict[str, Any]:
     """Say in the manifest what was exported."""
     pruning: list[Mapping[str, Any]] = []
@@ -100,7 +93,7 @@ def _described(tower: Tower, model_dir: Path, hashed: str) -> dict[str, Any]:
         layers, first = list(tower.feature_layers), not tower.leaves_first_out
         pruning = [{"method": DIVPRUNE, "kept_tokens": tower.kept_tokens, "layers": layers, "all_tokens": first}]
     return {
-        "name": model_dir.resolve().name,
+        "name": own_name(model_dir),
         "sha256": hashed,
         "stored_dtype": str(tower.raw_config.get("dtype") or tower.raw_config.get("torch_dtype") or "float32"),
         "backbone": tower.config.model_type,

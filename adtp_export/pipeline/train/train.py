@@ -60,7 +60,7 @@ def train(run: RunOptions, **settings: Any) -> dict[str, Any]:
     `out` becomes a checkpoint for `adtp-export`, with `results.json` and the teacher beside it. Under `torchrun` all
     processes train, and the first one writes. The seed sets the random states of Python, numpy and torch.
 
-    A list serves where the text has commas, a path where it names a file.
+    Where a setting is text with commas, a list is accepted as well; where it names a file, a path.
 
     Returns:
         What `results.json` holds: rows, figures of teacher and student, settings, durations in seconds, device, versions.

@@ -31,6 +31,8 @@ STEPS_LEAST = 16
 """Of the first rung: fewer tell nothing apart."""
 REFINED, BISECTIONS = 2, 3
 """Shapes whose retention is bisected, and how often. A step takes as many rows as the second rung."""
+SPARE = 0.25
+"""Share of a run's time that is added where a run is told to take longer: steps take longer the next time, too."""
 SHORTLIST = 3
 TIMED_STEPS, TIMED_ROWS = 4, 64
 EXPORT_PER_TRACE = 6.0
@@ -148,9 +150,10 @@ def make_plan(
         return sum(seconds_for(rows, levels, rates, sizes, bisects).values())
 
     if takes(least) > left:
+        enough = hours + ((1 + SPARE) * takes(least) - left) / 3600
         raise InputError(
-            f"--hours: {max(0.0, left) / 60:.0f} minutes are left after timing shapes. The first rung of {least} rows, with what follows "
-            f"it, takes {takes(least) / 60:.0f}. Give --hours {_rounded_up(hours + (takes(least) - left) / 3600)} or more"
+            f"--hours: after timing shapes {max(0.0, left) / 60:.1f} minutes are left. The first rung of {least} rows, with what follows "
+            f"it, takes {takes(least) / 60:.1f} minutes. Give --hours {_rounded_up(enough)} or more"
         )
     low, high = least, most
     while low < high:

@@ -15,7 +15,7 @@ from ...contract import HEAD_SEQUENCE
 from .options import FP32
 
 RETENTIONS = (0.6, 0.4, 0.25, 0.12)
-"""That are timed, descending. No student keeps less than the last."""
+"""Retentions that are timed, descending. No student keeps less than the last one."""
 LEVELS = (2 / 3, 1 / 2, 1 / 3)
 """Shares of the layers: the time of a dense student of so many is a level, at which all kinds of shapes are compared."""
 AHEAD = 1.04

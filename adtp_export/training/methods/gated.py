@@ -203,7 +203,7 @@ class Gated(Method):
 
     @abstractmethod
     def raise_bar(self, pruner: Pruner, amount: float) -> None:
-        """Have the margins of a site be less by an amount, or more where it is negative."""
+        """Lower the margins of a site by an amount, which may be negative."""
 
     @property
     def leaves_weights_out(self) -> bool:

@@ -157,7 +157,7 @@ def test_a_part_that_cannot_be_read_does_not_stop_the_others(two_machines, expor
     assert result.returncode == 2, result.stderr
     assert result.stdout == ""
     assert "texts-1.parquet: cannot be read as Parquet" in result.stderr.splitlines()[-1]
-    assert result.stderr.endswith(f"Finished parts stay in {to}; mend this, and type the same again\n")
+    assert result.stderr.endswith(f"Finished parts stay in {to}; correct this, and run the same command again\n")
     there = {path.name: path.stat().st_mtime_ns for path in to.glob("part-*")}
     assert 8 <= len(there) < 12  # of the damaged file, parts beside the page may be there
     damaged.write_bytes(whole)
