@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..contract import __version__
-from ..errors import printable
+from ..errors import InputError, flag_name, printable
 from ..options import Option, options_of
 
 METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH", list: "TEXT"}
@@ -60,6 +60,17 @@ def read(parser: Parser, words: Sequence[str] | None = None) -> tuple[bool, dict
     """Read a command line, by default this process's: whether it has ``--json``, and the options that were typed."""
     typed = vars(parser.parse_args(words))
     return typed.pop("json"), {name: value for name, value in typed.items() if value is not None}
+
+
+def named_as_typed(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Run a command. Messages name its options as they are typed; those of the functions behind it name arguments: ``batch_size``."""
+    try:
+        return command(options)
+    except InputError as error:
+        name, colon, told = str(error).removeprefix("windows.").partition(":")
+        if colon and name in vars(options) and name not in ("out", "texts"):  # which have no flag
+            raise InputError(f"{flag_name(name)}:{told}") from error
+        raise
 
 
 def is_given(value: object) -> bool:

@@ -21,15 +21,14 @@ from ..contract import (
     HEAD_TEXT,
     HEAD_TOKENS,
     HEAD_VECTORS,
-    MAX_THREADS,
     VECTORS,
 )
-from ..errors import InputError, check_int, flag_name, printable
+from ..errors import InputError, flag_name, printable
 from ..explain.records import Explanation
 from ..report.explained import HEAD, in_words, rows
 from . import run_images, run_prompts, run_ray
 from .console import check_place, counting_rows, make_table, print_json, run_command, table_console, write_npy
-from .parsing import Parser, add_version, is_given
+from .parsing import Parser, add_version, is_given, named_as_typed
 from .run_texts import TextsParser, add_texts, head_of, place, read, settle
 
 if TYPE_CHECKING:
@@ -187,7 +186,7 @@ def _add_explanation(parser: Parser) -> None:
 
 
 def main() -> None:
-    run_command("adtp-run", lambda: command(make_parser().parse_args()))
+    run_command("adtp-run", lambda: named_as_typed(command, make_parser().parse_args()))
 
 
 def command(options: argparse.Namespace) -> int:
@@ -197,8 +196,6 @@ def command(options: argparse.Namespace) -> int:
     if head == HEAD_IMAGES:
         return run_images.command(options, make_parser().get_default)
     settle(options)
-    check_int("--batch-size", options.batch_size, 1)
-    check_int("--threads", options.threads, 0, MAX_THREADS)
     run_ray.check_ray_options(options)
     if options.ray:
         if head != HEAD_TEXT:

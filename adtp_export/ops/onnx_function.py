@@ -298,14 +298,9 @@ def AdtpRaggedAttentionWindowReceived(q, k, v, cu_seqlens, positions, num_heads:
     return output, ReceivedFromBlocks(probabilities, first, offset, size, own, positions)
 
 
-def portable_function(name: str = ATTENTION) -> onnx.FunctionProto:
-    """The body of an operator for `ModelProto.functions`: standard operators, opset 20, any float type."""
-    return flat(_OPERATORS[name], _PARTS)
-
-
 @functools.cache
 def portable_functions() -> tuple[onnx.FunctionProto, ...]:
-    """The bodies of all operators that exporters emit."""
+    """The bodies of all operators that exporters emit, for `ModelProto.functions`: standard operators, opset 20, any float type."""
     return tuple(flat(operator, _PARTS) for operator in _OPERATORS.values())
 
 

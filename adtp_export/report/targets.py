@@ -32,7 +32,7 @@ class Group:
         labels = f", which reaches {reached} on the labels" if reached else ""
         languages = ", ".join(self.rows.get("languages", ()))
         texts = f"{self.rows['text']} ({self.rows['rows']:,} rows{languages and f' in {languages}'}){labels}"
-        return f"Compared with the fp32 PyTorch student on {texts}{self._random}."
+        return f"Compared with the fp32 PyTorch model on {texts}{self._random}."
 
     @property
     def _random(self) -> str:

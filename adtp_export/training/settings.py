@@ -177,9 +177,8 @@ class TrainOptions(Options):
         default = METHODS[self.method].sites
         settled = self.prune_sites is not None or default(1) == default(2)  # else a task knows the number of layers
         if settled and len(given) not in (1, len(self.sites)):
-            raise InputError(
-                f"--retention: got {quoted(self.retention)} for {len(self.sites)} prune site{'s' * (len(self.sites) > 1)}; give one value, or one per site"
-            )
+            sites = f"{len(self.sites)} prune site{'s' * (len(self.sites) > 1)}"
+            raise InputError(f"--retention: got {quoted(self.retention)} for {sites}; give one value, or one per site")
         from ..model.pruners.adtp import ratios_in_permille  # brings in torch, which --help does without
 
         ratios_in_permille(self.candidates)

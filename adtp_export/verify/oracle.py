@@ -302,7 +302,7 @@ def _largest(batches: Sequence[rounding.Errors], precision: str, source: str) ->
         if source == RANDOM:
             instead += ". To compare files on texts alone, type: --verify-data FILE"
         raise VerificationError(
-            f"the PyTorch student overflows in {precision} on {source}, so no file can be compared with it{instead}"
+            f"the PyTorch model overflows in {precision} on {source}, so no file can be compared with it{instead}"
         )
     return outputs, decisions
 

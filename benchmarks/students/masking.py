@@ -25,10 +25,9 @@ import numpy as np
 
 import adtp_export
 from benchmarks.harness.records import RECORDS, claim, told, write
-from benchmarks.students.causal import SHAPE, read, write_rows
+from benchmarks.students.causal import SHAPE, TEACHER, read, write_rows
 
 SEED, LAYERS, MAX_TOKENS = 0, 2, 96
-TEACHER = {"method": "layers", "teacher_epochs": 4, "epochs": 0.02, "teacher_learning_rate": 1e-3, "evaluations": 1}
 STUDENT: dict[str, Any] = {"train_rows": 3000, "epochs": 2, "learning_rate": 5e-4, "evaluations": 2}
 DIFFERENCE = {"attribution": "gradient-difference"}
 PRUNED = {"prune_sites": "1.attention", "flops": 0.7}

@@ -78,10 +78,11 @@ def test_run_stdin(exported):
         (["--file", "x.txt", "--text-pair", "b"], "--text-column FIRST,SECOND"),
         (["--file", "missing.txt"], "there is no such file"),
         (["--text", "a", "--target", "gpu"], "'gpu'"),
-        (["--text", "a", "--batch-size", "0"], "at least 1"),
+        (["--text", "a", "--batch-size", "0"], "error: --batch-size: got 0; accepted is an integer of at least 1"),
+        (["--text", "a", "--threads", "-1"], "error: --threads: got -1; accepted is an integer from 0"),
         (["-abc"], "a text that begins with - goes behind --"),
         (["--text", "-abc"], "as in --text=-abc"),
-        (["--text", "a", "--prefer", "accuracy"], "accepted are precision and speed"),
+        (["--text", "a", "--prefer", "accuracy"], "error: --prefer: got 'accuracy'; accepted are precision and speed"),
         ([], "there is nothing to answer; give TEXT, --text TEXT, --file FILE, or - to read stdin"),
     ],
 )

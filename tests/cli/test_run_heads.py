@@ -120,7 +120,7 @@ def test_rankings(reranker, tmp_path):
         (
             "reranker",
             ["--text", "a", "--query", "c", "--top-k", "0"],
-            "top_k: got .*; accepted is an integer of at least 1",
+            "error: --top-k: got 0; accepted is an integer of at least 1",
         ),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_student_that_overflows_in_fp16_is_not_judged_by_it():
     for layer in range(student.backbone.num_layers):
         student.backbone.feed_forward(layer).intermediate_dense.weight.mul_(3e4)
     oracle = run_oracle(student, [as_numpy(make_batch([9, 4], 9))])
-    with pytest.raises(VerificationError, match="the PyTorch student overflows in fp16"):
+    with pytest.raises(VerificationError, match="the PyTorch model overflows in fp16"):
         for_precision(oracle, typed(student, "fp16"), "fp16")
 
 

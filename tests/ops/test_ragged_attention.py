@@ -33,9 +33,7 @@ def body():
         [value("out", onnx.TensorProto.FLOAT, ["T", 32])],
     )
     imports = [helper.make_opsetid("", 20), helper.make_opsetid("adtp", 1)]
-    model = helper.make_model(
-        graph, opset_imports=imports, functions=[onnx_function.portable_function()], ir_version=10
-    )
+    model = helper.make_model(graph, opset_imports=imports, functions=onnx_function.portable_functions(), ir_version=10)
     onnx.checker.check_model(model, full_check=True)
     session = onnxruntime.InferenceSession(model.SerializeToString(), one_thread(), providers=["CPUExecutionProvider"])
     return lambda q, k, v, cu: session.run(None, {"q": q.numpy(), "k": k.numpy(), "v": v.numpy(), "cu": cu.numpy()})[0]

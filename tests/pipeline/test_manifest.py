@@ -242,7 +242,7 @@ def test_measures_on_different_rows_stand_in_different_tables(updated):
     ]
     fields = card.metadata(updated, Path("nowhere"), {}, None)
     found = card.render(updated, fields, "user/model")
-    assert ("Compared with the fp32 PyTorch student on a.tsv" in found, "stay on b.tsv" in found) == (True, True)
+    assert ("Compared with the fp32 PyTorch model on a.tsv" in found, "stay on b.tsv" in found) == (True, True)
     assert "## Retention on b.tsv" in markdown.render(updated)
 
 

@@ -87,7 +87,7 @@ def test_bits_that_another_output_changes_are_noted(judged, oracle):
     def wrong(logits, kept):
         logits[0, 0] += 2 * oracle.tolerances["logits"]
 
-    with pytest.raises(VerificationError, match="does not equal the PyTorch student: logits: off by"):
+    with pytest.raises(VerificationError, match="does not equal the PyTorch model: logits: off by"):
         judged(lambda logits, kept: None, wrong)
 
 

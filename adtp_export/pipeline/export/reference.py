@@ -147,7 +147,7 @@ def type_oracles(run: ExportContext, oracle: OracleRun, precisions: Sequence[str
     """Return the oracle of each precision, fp32 and lower ones: find out what PyTorch is off in these."""
     found = {"fp32": oracle}
     for precision in precisions:
-        with run.steps.step(f"oracle_{precision}_s", f"running the PyTorch student in {precision}") as progress:
+        with run.steps.step(f"oracle_{precision}_s", f"running the PyTorch model in {precision}") as progress:
             found[precision] = for_precision(oracle, typed(run.checkpoint.student, precision), precision, progress)
     return found
 

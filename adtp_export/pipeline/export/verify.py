@@ -128,7 +128,7 @@ def _check_embeddings(run: ExportContext, spec: TargetSpec, written: WrittenFile
     embeddings = run.checkpoint.student.get_input_embeddings().get_parameter("weight")
     if wrong := wrong_embeddings(written.path, embeddings):
         raise VerificationError(
-            f"{spec} does not equal the PyTorch student: {written.file.name} {wrong}. Nothing was published"
+            f"{spec} does not equal the PyTorch model: {written.file.name} {wrong}. Nothing was published"
         )
 
 
@@ -161,7 +161,7 @@ def judge_engine(
                 f"{name}: no text of the verification fits it, so nothing is known. Nothing was published"
             )
     if parity.failure:
-        raise VerificationError(f"{name} does not equal the PyTorch student: {parity.failure}. Nothing was published")
+        raise VerificationError(f"{name} does not equal the PyTorch model: {parity.failure}. Nothing was published")
     notes = list(_excused(name, parity))
     if written.file.points is not None:
         loss = lost(oracle.metric, oracle.answers, answers)
@@ -189,7 +189,7 @@ def _check_loss(name: str, loss: Loss, oracle: OracleRun, limit: float) -> tuple
     Raises:
         VerificationError: they show that it loses more.
     """
-    measure = oracle.metric.main if oracle.metric.main in oracle.quality else "agreement with the PyTorch student"
+    measure = oracle.metric.main if oracle.metric.main in oracle.quality else "agreement with the PyTorch model"
     said = f"{name} loses {loss.points:.2f} +/- {loss.margin:.2f} points of {measure} on {loss.texts} texts"
     if loss.exceeds(limit):
         raise VerificationError(
