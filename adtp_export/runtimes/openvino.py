@@ -54,7 +54,7 @@ class OpenVinoEngine:
     Args:
         path: the model; its local functions are inlined before OpenVINO sees it.
         threads: inference threads; 0 takes one per core that this process may use.
-        precision: of its arithmetic; ``bf16`` is for dense peers, which would take pruners out of fp32.
+        precision: of its arithmetic; ``bf16`` is for dense peers alone, as it would take pruners out of fp32.
         snippets: whether OpenVINO may join steps to kernels of its own. In fixed sizes in bf16, such as 128 tokens of 4 or 8 texts,
             version 2026.4 ends the process while it does.
 
