@@ -184,7 +184,7 @@ def _affine_cores() -> int:
 def _quota() -> float | None:
     """Return how many cores' time Linux gives this process, as ``docker run --cpus`` and limits of Kubernetes say; None: all there is.
 
-    Of the limits of this process's control group and of its parents, in either version of control groups, the smallest one holds.
+    The smallest limit counts, of this process's control group and of the groups above it, in either version of control groups.
     """
     found = []
     for line in _read(_OWN_GROUPS).splitlines():

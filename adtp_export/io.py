@@ -347,8 +347,8 @@ def written_whole(path: Path) -> Iterator[Path]:
         raise
 
 
-def own_name(directory: Path) -> str:
-    """Return what a directory is called where it was named: a link has a name of its own, and so has ``.``."""
+def directory_name(directory: Path) -> str:
+    """Return the last part of a directory's path: of a link its own name, of ``.`` that of the current directory."""
     return Path(os.path.abspath(directory)).name
 
 

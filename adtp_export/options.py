@@ -190,9 +190,8 @@ def _is(value: Any, kind: type) -> bool:
 
 def listed(value: str | Sequence[Any] | None) -> tuple[str, ...]:
     """Return the items of a list, given as one or as text with commas."""
-    if isinstance(value, str):
-        value = value.split(",") if value.strip() else ()
-    return tuple(str(item).strip() for item in value or ())
+    items = value.split(",") if isinstance(value, str) else map(str, value or ())
+    return tuple(item.strip() for item in items)
 
 
 @overload

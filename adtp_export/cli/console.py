@@ -248,7 +248,7 @@ def _text(raw: io.FileIO, old: Any, errors: str) -> io.TextIOWrapper:
 
 def run_command(name: str, command: Callable[[], int]) -> NoReturn:
     """Run a command and end the process: a user's error is one message, a bug keeps its traceback (exit code 70)."""
-    interrupts = _handle_signals()
+    signals = _handle_signals()
     if name != TIMES_OTHERS:
         # PyTorch's threads spin while they wait for one another. Where other processes want the cores, that takes 40 times as long.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
@@ -256,7 +256,7 @@ def run_command(name: str, command: Callable[[], int]) -> NoReturn:
     try:
         _open_streams()
         with needs_extras(name):
-            code = _code_of(command, interrupts)
+            code = _code_of(command, signals)
         sys.stdout.flush()
     except AdtpError as error:
         print(printable(f"{name}: error: {error}"), file=sys.stderr)
@@ -284,29 +284,31 @@ def run_command(name: str, command: Callable[[], int]) -> NoReturn:
 
 
 def _handle_signals() -> list[int]:
-    """Have signals to end the process raise, so that half-written output is removed; return a list that takes in each interrupt."""
-    interrupts: list[int] = []
+    """Make signals that end the process raise, so that half-written output is removed. Return the list to which each one is added."""
+    came: list[int] = []
 
-    def terminated(signum: int, frame: object) -> NoReturn:
-        raise SystemExit(128 + signum)
+    def raising(signum: int, frame: object) -> NoReturn:
+        came.append(signum)
+        raise _ending(signum)
 
-    def interrupted(signum: int, frame: object) -> NoReturn:
-        interrupts.append(signum)
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGTERM, raising)
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup asks for
-        signal.signal(signal.SIGHUP, terminated)
+        signal.signal(signal.SIGHUP, raising)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell has its background jobs ignore it
-        signal.signal(signal.SIGINT, interrupted)
-    return interrupts
+        signal.signal(signal.SIGINT, raising)
+    return came
 
 
-def _code_of(command: Callable[[], int], interrupts: Sequence[int]) -> int:
+def _ending(signum: int) -> BaseException:
+    return KeyboardInterrupt() if signum == signal.SIGINT else SystemExit(128 + signum)
+
+
+def _code_of(command: Callable[[], int], signals: Sequence[int]) -> int:
     """Run a command; return its exit code, also where its parser ends it.
 
     Raises:
-        KeyboardInterrupt: after an interrupt, also where a library made another error of it, as PyTorch does while it reads weights.
+        KeyboardInterrupt, SystemExit: after a signal, also where a library turned it into another error, as PyTorch does while it reads
+            weights.
     """
     try:
         return command()
@@ -315,8 +317,8 @@ def _code_of(command: Callable[[], int], interrupts: Sequence[int]) -> int:
             return error.code
         raise
     except Exception as error:
-        if interrupts:
-            raise KeyboardInterrupt from error
+        if signals:
+            raise _ending(signals[-1]) from error
         raise
 
 

@@ -29,7 +29,7 @@ from ..report.explained import HEAD, in_words, rows
 from . import run_images, run_prompts, run_ray
 from .console import check_place, counting_rows, make_table, print_json, run_command, table_console, write_npy
 from .parsing import Parser, add_version, is_given, named_as_typed
-from .run_texts import TextsParser, add_texts, head_of, place, read, settle
+from .run_texts import TextsParser, add_texts, head_of, instead_of_pairs, place, read, settle
 
 if TYPE_CHECKING:
     from ..data.readers import Text
@@ -372,8 +372,7 @@ def _print_table(answer: Mapping[str, Any], told: _Told, sites: Sequence[str]) -
 def _rank(options: argparse.Namespace, deployment: Predictor, texts: list[Text]) -> int:
     """Print the texts in the order in which they fit the query."""
     if any(not isinstance(text, str) for text in texts):
-        then = "leave --text-pair out" if options.text_pair else "name one column with --text-column"
-        raise InputError(f"--query: got pairs; accepted are single texts, so {then}")
+        raise InputError(f"--query: got pairs; accepted are single texts, so {instead_of_pairs(options)}")
     asked = {**_prompt(options), "top_k": options.top_k, "batch_size": options.batch_size}
     found = deployment.rank(options.query, texts, **asked)  # type: ignore[arg-type]
     for ranked in found:

@@ -13,6 +13,7 @@ from ..explain.records import PromptExplained
 from ..report.explained import FLOW_HEAD, largest, shown
 from .console import check_place, make_table, print_json, table_console, watched, writing_place
 from .parsing import Parser, is_given
+from .run_texts import instead_of_pairs
 
 TAKEN = (
     "out",
@@ -122,8 +123,8 @@ def command(options: argparse.Namespace, texts: list[Any], default: Callable[[st
             )
     check_int("--batch-size", options.batch_size, 1)
     if pair := next((text for text in texts if not isinstance(text, str)), None):
-        then = "leave --text-pair out" if options.text_pair else "name one column with --text-column"
-        raise InputError(f"got the pair {quoted(pair[0])}, {quoted(pair[1])}; accepted are prompts, so {then}")
+        shown = ", ".join(map(quoted, pair))
+        raise InputError(f"got the pair {shown}; accepted are prompts, so {instead_of_pairs(options)}")
     given = asked(options)
     images, chat, report = given.pop("image", None), given.pop("chat", False), given.pop("report", None)
     sampling = Sampling(**{name: value for name, value in given.items() if name not in ("token", "merge_layers")})

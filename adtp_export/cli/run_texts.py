@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,7 +28,9 @@ class TextsParser(Parser):
         return self.parse_intermixed_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments: -") or message.endswith("expected one argument"):
+        of_text = ("argument --text", "argument --query", "argument --prompt")
+        misread = message.startswith(of_text) and message.endswith("expected one argument")
+        if misread or re.match(r"unrecognized arguments: -[^-]", message):
             message += "; a text that begins with - goes behind --, or into one word with its option, as in --text=-abc"
         super().error(message)
 
@@ -140,10 +143,12 @@ def read(options: argparse.Namespace) -> Iterable[Text]:
                 raise InputError("--text-column: SQuAD's .json has no columns; leave it out")
             return ((asked.question, asked.context) for asked in read_questions(options.file, answered=False))
         if options.text_column and ending(options.file) == ".txt":
-            lines = "stdin is read as" if options.file.stem == STDIN else f"{options.file} has"
-            raise InputError(
-                f"--text-column: {lines} lines of text; leave it out, or name the format with --format jsonl"
+            told = (
+                "stdin is read as lines of text; leave it out, or add --format jsonl"
+                if options.file.stem == STDIN
+                else f"{options.file} has lines of text; leave it out, or name a .tsv, .csv or .jsonl"
             )
+            raise InputError(f"--text-column: {told}")
         return read_texts(options.file, options.text_column)
     if options.text_column:
         raise InputError("--text-column names a column of --file or stdin; leave it out, or name a --file")
@@ -153,6 +158,15 @@ def read(options: argparse.Namespace) -> Iterable[Text]:
     if len(options.text_pair) != len(options.text):
         raise InputError(f"--text-pair: got {len(options.text_pair)} for {len(options.text)} texts; give one for each")
     return list(zip(options.text, options.text_pair))
+
+
+def instead_of_pairs(options: argparse.Namespace) -> str:
+    """Return what to type where single texts are accepted, and pairs were given."""
+    from ..data.labelled import is_squad
+
+    if options.text_pair:
+        return "leave --text-pair out"
+    return "name a file of single texts" if is_squad(options.file) else "name one column with --text-column"
 
 
 def head_of(options: argparse.Namespace) -> str:

@@ -26,7 +26,7 @@ from ..contract import (
 from ..data.sides import Sides
 from ..data.template import ChatTemplate
 from ..errors import InputError, did_you_mean, ellipsize, quoted
-from ..io import own_name, read_json, sha256
+from ..io import directory_name, read_json, sha256
 from . import registry, tied
 from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_loading
 from .encoder import PrunedEncoder
@@ -92,7 +92,7 @@ class Checkpoint:
         """Say in the manifest what was exported: name, hash, backbone, head, method, sites and the method's settings."""
         config = self.student.config
         return {
-            "name": own_name(self.directory),
+            "name": directory_name(self.directory),
             "sha256": self.sha256,
             "stored_dtype": self.stored_dtype,
             "backbone": config.encoder_config.model_type,

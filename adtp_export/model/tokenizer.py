@@ -251,8 +251,8 @@ def _try(tokenizer: Tokenizer, directory: Path, config: Any, templated: bool) ->
     if counting is not None and counting(config) and any(pad in row.input_ids for row in rows):
         raise InputError(
             f"{directory}: the tokenizer gives texts the token {quoted(tokenizer.id_to_token(pad))}, which pad_token_id, {pad}, says is "
-            f"padding; models of the type {config.model_type} count no position there, so answers would differ. Correct it in "
-            "config.json"
+            f"padding; models of the type {config.model_type} count no position there, so answers would differ. Give "
+            "the model's own tokenizer, or correct it in config.json"
         )
     types = fields(config)["type_vocab_size"]
     limits = {"ids": config.vocab_size, **({"token types": types} if types > 1 else {})}

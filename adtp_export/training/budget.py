@@ -16,8 +16,6 @@ from ..model.selection import PERMILLE, kept_count
 from .method_table import METHODS
 from .settings import FLOPS, TrainOptions
 
-FIRST_SITES = ("0.attention", "0.ffn")
-"""Sites before which there is none that all methods have."""
 LEAST_LEFT = 4
 """Tokens that a budget has to leave to a text in the mean, with [CLS] and [SEP]: below, students answer by chance."""
 
@@ -32,7 +30,12 @@ def flops_share(shape: Shape, alive: Sequence[Any], sites: Sequence[str]) -> Any
 
 
 def meeting(
-    flops: float, shape: Shape, sites: Sequence[str], lengths: Sequence[int], keep: Callable[[int, np.ndarray], list]
+    flops: float,
+    shape: Shape,
+    sites: Sequence[str],
+    lengths: Sequence[int],
+    keep: Callable[[int, np.ndarray], list],
+    earlier: Sequence[str] = (),
 ) -> int:
     """Return the largest q in 1/1000 with which the FLOPs are met.
 
@@ -40,6 +43,7 @@ def meeting(
         flops: the share wanted.
         lengths: of the texts.
         keep: takes q and the lengths ``(rows,)``, and returns the tokens after each site; they grow with q.
+        earlier: sites that a message may advise.
 
     Raises:
         InputError: even with q = 1 more FLOPs are left.
@@ -51,13 +55,9 @@ def meeting(
 
     low, high = 1, PERMILLE
     if (least := share(low)) > flops:
-        earlier = (
-            ""
-            if sites and sites[0] in FIRST_SITES
-            else f", or earlier sites as --prune-sites, from {FIRST_SITES[-1]} on"
-        )
+        instead = f", or earlier sites as --prune-sites, from {earlier[0]} on" if earlier else ""
         raise InputError(
-            f"--flops: got {flops:g}; cuts at {', '.join(sites) or 'no site'} leave at least {least:.3f} of the FLOPs. Give more{earlier}"
+            f"--flops: got {flops:g}; cuts at {', '.join(sites) or 'no site'} leave at least {least:.3f} of the FLOPs. Give more{instead}"
         )
     while low < high:
         middle = (low + high + 1) // 2
@@ -85,9 +85,7 @@ def check_tokens_left(settings: TrainOptions, flops: float, shape: Shape, length
     first = settings.sites[0]
     if whole.mean() <= LEAST_LEFT or (found := left(first)) >= LEAST_LEFT:
         return
-    known = METHODS[settings.method].sites(shape.layers)
-    order = [f"{layer}.{sublayer}" for layer in range(shape.layers) for sublayer in ("attention", "ffn")]
-    able = [site for site in order[: order.index(first)] if site in known and left(site) >= LEAST_LEFT]
+    able = [site for site in _earlier(settings, shape) if left(site) >= LEAST_LEFT]
     instead = f", or an earlier site as --prune-sites: {', '.join(able)}" if able else ""
     alive = [count.astype(np.float64) for count in (whole, np.minimum(whole, LEAST_LEFT))]
     least = math.ceil(100 * float(flops_share(shape, alive, [first]))) / 100
@@ -95,6 +93,13 @@ def check_tokens_left(settings: TrainOptions, flops: float, shape: Shape, length
         f"--flops: got {flops:g}; with a first cut at {first} it leaves {found:.1f} of {whole.mean():.1f} tokens to all layers after it, "
         f"and accepted are at least {LEAST_LEFT}. Give {least:g} or more{instead}"
     )
+
+
+def _earlier(settings: TrainOptions, shape: Shape) -> list[str]:
+    """Return the sites at which a method cuts by default, as far as they come before all that are asked for."""
+    order = [f"{layer}.{sublayer}" for layer in range(shape.layers) for sublayer in ("attention", "ffn")]
+    known = METHODS[settings.method].sites(shape.layers)
+    return [site for site in order[: min(map(order.index, settings.sites), default=0)] if site in known]
 
 
 def with_budget(settings: TrainOptions, shape: Shape, lengths: Sequence[int]) -> TrainOptions:
@@ -114,11 +119,11 @@ def with_budget(settings: TrainOptions, shape: Shape, lengths: Sequence[int]) ->
     given = METHODS[settings.method].settings
     if settings.flops is None and "retention" in given and (settings.retention or settings.method != "schedule"):
         return settings
-    flops, sites = settings.flops or FLOPS, settings.sites
+    flops, sites, earlier = settings.flops or FLOPS, settings.sites, _earlier(settings, shape)
     if "retention" not in given:
         if not sites:
             raise InputError(f"--prune-sites: got none; --method {settings.method} needs at least one, such as 0.ffn")
-        meeting(flops, shape, sites, lengths, lambda q, n: [np.ones_like(n)] * len(sites))
+        meeting(flops, shape, sites, lengths, lambda q, n: [np.ones_like(n)] * len(sites), earlier)
         check_tokens_left(settings, flops, shape, lengths)
         return dataclasses.replace(settings, flops=flops)
 
@@ -128,7 +133,7 @@ def with_budget(settings: TrainOptions, shape: Shape, lengths: Sequence[int]) ->
             counts.append(kept_count(counts[-1], q, settings.min_tokens))
         return [count.numpy() for count in counts[1:]]
 
-    retention = f"{meeting(flops, shape, sites, lengths, keep) / PERMILLE:g}"
+    retention = f"{meeting(flops, shape, sites, lengths, keep, earlier) / PERMILLE:g}"
     if sites:
         check_tokens_left(settings, flops, shape, lengths)
     if settings.retention not in (None, retention):

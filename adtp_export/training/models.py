@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def load_config(source: str) -> PretrainedConfig:
         InputError: it cannot be loaded, is of no known backbone, or has pickled weights alone.
     """
     check_readable_name(source)
-    if not Path(source).exists() and (
+    if not os.path.exists(source) and (
         source.count("/") > 1 or source.startswith((".", "/", "~"))
     ):  # no name of the Hub's
         raise InputError(

@@ -97,8 +97,8 @@ class TrainOptions(Options):
     ratio: str = option("adaptive",
         "for adtp: adaptive predicts a ratio for each text, static uses one for all", PRUNER, choices=RATIOS)
     retention: str | None = option(None,
-        "for adtp, random and schedule: share of the tokens that come to a prune site to keep there, mean over dev; one value, or one per "
-        f"site separated by commas (default: {RETENTION}; schedule: what --flops {FLOPS} leaves)",
+        "for adtp, random and schedule: share that a prune site keeps of the tokens that reach it, mean over dev; one value, or one per "
+        f"site, separated by commas (default: {RETENTION}; schedule: what --flops {FLOPS} leaves)",
         PRUNER, metavar="LIST")
     flops: float | None = option(None,
         "instead of --retention, for all methods but layers: share of the FLOPs of the unpadded dense encoder to be left, over dev "
@@ -177,7 +177,7 @@ class TrainOptions(Options):
         default = METHODS[self.method].sites
         settled = self.prune_sites is not None or default(1) == default(2)  # else a task knows the number of layers
         if settled and len(given) not in (1, len(self.sites)):
-            sites = f"{len(self.sites)} prune site{'s' * (len(self.sites) > 1)}"
+            sites = f"{len(self.sites)} prune site{'' if len(self.sites) == 1 else 's'}"
             raise InputError(f"--retention: got {quoted(self.retention)} for {sites}; give one value, or one per site")
         from ..model.pruners.adtp import ratios_in_permille  # brings in torch, which --help does without
 

@@ -17,6 +17,7 @@ from scipy.special import stdtrit
 from .metrics import Outputs, TaskMetric
 
 GROUPS = 20
+"""Of texts, of which one at a time is left out, at most."""
 
 
 @dataclass(frozen=True)

@@ -250,15 +250,16 @@ def ended(body):
     return process.returncode, process.stdout, process.stderr
 
 
-def test_an_interrupt_is_one_also_where_a_library_makes_another_error_of_it():
+@pytest.mark.parametrize(("name", "said"), [("SIGINT", "adtp-run: interrupted\n"), ("SIGTERM", ""), ("SIGHUP", "")])
+def test_a_signal_ends_a_command_also_where_a_library_makes_another_error_of_it(name, said):
     body = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def command():\n"
-        "    try: signal.raise_signal(signal.SIGINT)\n"
-        "    except KeyboardInterrupt: raise InputError('could not determine the shape') from None\n"
+        f"    try: signal.raise_signal(signal.{name})\n"
+        "    except BaseException: raise InputError('could not determine the shape') from None\n"
     )
     told = ended(f"from adtp_export.errors import InputError\n{body}")
-    assert told == (130, "", "adtp-run: interrupted\n")
+    assert told == (128 + getattr(signal, name), "", said)
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_sizes_of_layers_are_read_from_the_weights(tmp_path):
         (
             "bert-pruned",
             {"intermediate_sizes": [48, 0, 5]},
-            "intermediate_sizes: got .*; accepted is an integer of at least 1",
+            "intermediate_sizes: got 0; accepted is an integer of at least 1",
         ),
         ("distilbert", {"n_heads": 5}, "n_heads must divide dim, got 5 and 32"),
         ("distilbert", {"hidden_dim": 0}, "hidden_dim: got 0; accepted is an integer of at least 1"),

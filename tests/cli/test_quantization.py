@@ -117,7 +117,7 @@ INT8 = ("--precision", "int8")
             (*INT8, "--calibration-data", "TEXT", "--max-accuracy-drop", "1"),
             "--max-accuracy-drop is held by verification, and --skip-parity-check",
         ),
-        (("--verify-rows", "5"), "--verify-rows: got 5; accepted is at least 1, with --verify-data FILE"),
+        (("--verify-rows", "5"), "--verify-rows counts rows of --verify-data FILE, which is missing"),
     ],
 )
 def test_wrong_options(small, text, tmp_path, options, message):

@@ -123,9 +123,12 @@ def test_closed_stdin(monkeypatch):
         (["-", "--ray", "--out", "x"], "stdin does not go with --ray"),
         (
             ["-", "--text-column", "a"],
-            "--text-column: stdin is read as lines of text; leave it out, or name the format with",
+            "--text-column: stdin is read as lines of text; leave it out, or add --format jsonl",
         ),
-        (["--file", "x.txt", "--text-column", "a"], "--text-column: x.txt has lines of text"),
+        (
+            ["--file", "x.txt", "--text-column", "a"],
+            "--text-column: x.txt has lines of text; leave it out, or name a .tsv, .csv or .jsonl",
+        ),
         ([__file__], "is a file here; type --file for the texts in it, or --text for the name itself"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -116,8 +116,8 @@ def test_other_backbones_and_heads(tmp_path, backbone, head, architecture):
         weights[name] = tensor.clone()
     config = {**model.dense.config.to_dict(), "architectures": [architecture], "skim_coefficient": 0.3}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(90))]
-    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    first = ["[PAD]", "[UNK]"] if backbone == "bert" else ["[UNK]", "[PAD]"]  # by the backbone's `pad_token_id`
+    (tmp_path / "vocab.txt").write_text("\n".join([*first, "[CLS]", "[SEP]", *(f"w{i}" for i in range(90))]))
     save_file(weights, tmp_path / "model.safetensors")
     student = open_checkpoint(tmp_path).student
     assert type(student) is type(model)

@@ -57,7 +57,7 @@ def test_demo_loads_in_fp32(demo):
         ({"vocab_size": 100}, "tokenizer gives ids up to"),
         ({"pad_token_id": 10**6}, "pad_token_id"),
         ({"pad_token_id": -1}, "pad_token_id"),
-        ({"hidden_size": -64}, "hidden_size: got .*; accepted is an integer of at least 1"),
+        ({"hidden_size": -64}, "hidden_size: got -64; accepted is an integer of at least 1"),
         ({"num_attention_heads": -2}, "num_attention_heads"),
         ({"min_tokens": 10**30}, "min_tokens"),
         ({"max_position_embeddings": 2}, "max_position_embeddings"),

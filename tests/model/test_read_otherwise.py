@@ -5,7 +5,7 @@ import json
 import pytest
 import transformers
 from plain_models import edit_json, write_plain
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.models import Unigram
 from tokenizers.processors import TemplateProcessing
 
@@ -60,6 +60,15 @@ def test_a_pair_and_a_typed_token_of_which_transformers_makes_other_tokens_are_t
     (note,) = ignored_settings(tmp_path, unnamed, transformers.BertConfig())
     assert "of 'good and [UNK] and [SEP]" in note
     assert "makes tokens with other ids" in note
+
+
+def test_tokens_that_the_model_does_not_know_and_masks_that_take_in_a_space_are_not_told(tmp_path):
+    own = pieces(tmp_path)
+    known = Tokenizer.from_str(own.to_str())
+    own.add_special_tokens(["<image>", AddedToken("[MASK]", lstrip=True, special=True)])
+    own.save(str(tmp_path / "tokenizer.json"))
+    edit_json(tmp_path / "tokenizer_config.json", additional_special_tokens=["<image>"])
+    assert ignored_settings(tmp_path, known, transformers.BertConfig()) == ()
 
 
 def pieces(directory, pair="[CLS] $A [SEP] $B:1 [SEP]:1"):

@@ -277,6 +277,7 @@ def test_masks_of_a_resumed_run_are_those_of_a_whole_one(students, opinions, tmp
             r"--flops: got 0.56; with a first cut at 1.attention it leaves [23]\.\d of \d\d\.\d tokens to all layers after it, and "
             r"accepted are at least 4. Give 0\.\d+ or more, or an earlier site as --prune-sites: 0.attention",
         ),
+        ({"flops": 0.05}, r"cuts at 0.ffn leave at least 0\.\d+ of the FLOPs. Give more$"),
         ({"flops": 0.34}, r"--flops: got 0.34; with a first cut at 0.ffn it leaves .* Give 0\.\d+ or more$"),
         ({"flops": 0.6, "retention": "0.9"}, "--retention: got '0.9' with --flops 0.6, for which it would be 0."),
         ({"method": "schedule", "retention": "0.9,0.8,0.7"}, "for 2 prune sites; give one value, or one per site"),

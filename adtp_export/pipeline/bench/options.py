@@ -85,7 +85,7 @@ class BenchOptions(Options):
             raise InputError("--data goes with OUT: a shape without a checkpoint has no tokenizer")
         if self.text_column is not None and self.data is None:
             raise InputError("--text-column names a column of --data FILE, which is missing")
-        if self.prune_sites is not None and not listed(self.prune_sites):
+        if self.prune_sites is not None and not any(listed(self.prune_sites)):
             raise InputError("--prune-sites: got an empty list; accepted is at least one site, such as 0.ffn")
         if self.precompute_embedding_projections and "0.attention" in listed(self.prune_sites):
             raise InputError(

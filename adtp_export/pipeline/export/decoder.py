@@ -35,7 +35,7 @@ from ...environment import versions
 from ...errors import InputError, MissingDependencyError, VerificationError, quoted
 from ...imports import sentence_transformers
 from ...inference.chat import read_chat
-from ...io import json_text, own_name, sha256
+from ...io import directory_name, json_text, sha256
 from ...model.checkpoint import read_config
 from ...model.decoder import Decoder, check_images, generates, load_decoder
 from ...model.image_pruners import DIVPRUNE, read_method
@@ -156,7 +156,7 @@ def _stages(decoder: Decoder) -> list[dict[str, Any]]:
 def _described(decoder: Decoder, model_dir: Path, hashed: str) -> dict[str, Any]:
     """Say in the manifest what was exported."""
     return {
-        "name": own_name(model_dir),
+        "name": directory_name(model_dir),
         "sha256": hashed,
         "stored_dtype": str(decoder.raw_config.get("dtype") or decoder.raw_config.get("torch_dtype") or "float32"),
         "backbone": decoder.backbone.config.model_type,

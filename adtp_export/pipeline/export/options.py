@@ -10,7 +10,7 @@ from pathlib import Path
 from ...artifacts.records import DECOMPOSED, PLUGIN
 from ...contract import LAYOUTS, PRECISIONS, PRECOMPUTED_MODEL, TRT_FLAVORS
 from ...errors import InputError, did_you_mean, flag_name, quoted
-from ...io import own_name
+from ...io import directory_name
 from ...options import COUNT, PathLike, Range, ReadOptions, about, listed, option
 from ..progress import Steps
 
@@ -186,13 +186,13 @@ class ExportOptions(ReadOptions):
 
 def default_out(model_dir: Path) -> Path:
     """Where an export goes when nothing is said: ``./<name of MODEL_DIR>-export``."""
-    return Path(f"{own_name(model_dir)}-export")
+    return Path(f"{directory_name(model_dir)}-export")
 
 
 def parse_precisions(given: str | Sequence[str]) -> tuple[str, ...]:
     """Return precisions from the highest down; raises InputError for an unknown one, or for none."""
     names = listed(given)
-    if not names:
+    if not any(names):
         raise InputError(f"--precision: got none; accepted are {', '.join(PRECISIONS)}")
     for name in names:
         if name not in PRECISIONS:

@@ -16,7 +16,7 @@ from ...artifacts.records import PLUGIN, Manifest, Note, ShapeRange
 from ...contract import HUB, MODEL, PLAIN, layout_of, layout_path
 from ...errors import InputError, quoted
 from ...integrations.triton import repository as triton
-from ...io import own_name
+from ...io import directory_name
 from ...plugins import operators
 from ...runtimes import onnxruntime
 from ...targets.specs import CPU, TargetSpec
@@ -78,7 +78,7 @@ def make_export_plan(options: ExportOptions, steps: Steps) -> ExportPlan:
         from .file_plan import plan_engines, plan_files, plan_targets
     model_dir = Path(options.model_dir)
     out = options.directory
-    name = own_name(model_dir) if options.triton_name is None else options.triton_name
+    name = directory_name(model_dir) if options.triton_name is None else options.triton_name
     card = prepare(options.push_to_hub, _surely_written(options)) if options.push_to_hub else None
     if options.triton is not None:
         triton.check(Path(options.triton), name, out, options.force or options.update)

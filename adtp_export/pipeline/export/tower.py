@@ -22,7 +22,7 @@ from ...environment import versions
 from ...errors import VerificationError
 from ...graph import program
 from ...graph.decoder import export_tower
-from ...io import json_text, own_name, sha256
+from ...io import directory_name, json_text, sha256
 from ...model.checkpoint import read_config
 from ...model.image_pruners import DIVPRUNE
 from ...model.tower import Tower, is_tower, load_tower
@@ -93,7 +93,7 @@ def _described(tower: Tower, model_dir: Path, hashed: str) -> dict[str, Any]:
         layers, first = list(tower.feature_layers), not tower.leaves_first_out
         pruning = [{"method": DIVPRUNE, "kept_tokens": tower.kept_tokens, "layers": layers, "all_tokens": first}]
     return {
-        "name": own_name(model_dir),
+        "name": directory_name(model_dir),
         "sha256": hashed,
         "stored_dtype": str(tower.raw_config.get("dtype") or tower.raw_config.get("torch_dtype") or "float32"),
         "backbone": tower.config.model_type,

@@ -32,7 +32,7 @@ STEPS_LEAST = 16
 REFINED, BISECTIONS = 2, 3
 """Shapes whose retention is bisected, and how often. A step takes as many rows as the second rung."""
 SPARE = 0.25
-"""Share of a run's time that is added where a run is told to take longer: steps take longer the next time, too."""
+"""Share that is added to the time that a refusal advises: the next run may find slower steps."""
 SHORTLIST = 3
 TIMED_STEPS, TIMED_ROWS = 4, 64
 EXPORT_PER_TRACE = 6.0
