@@ -245,9 +245,10 @@ def _first_difference(own: Tokenizer, theirs: Any, typed: bool) -> tuple[tuple[s
         ("offsets", "offsets", (*alone, pair)),  # transformers' own mask takes in the space before it, in some versions
         ("type_ids", "types", (pair,) if typed else ()),
     ):
-        for texts in asked:
-            if getattr(own.encode(*texts), name) != getattr(other.encode(*texts), name):
-                return texts, what
+        for first, *second in asked:
+            given = first, next(iter(second), None)
+            if getattr(own.encode(*given), name) != getattr(other.encode(*given), name):
+                return (first, *second), what
     return None
 
 
