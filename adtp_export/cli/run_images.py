@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import InputError, check_int, flag_name, typed
 from .console import check_place, print_json, write_npy
 
-TAKEN = ("out", "texts", "image", "batch_size", "threads", "target", "out_file", "kept")
+TAKEN = ("out", "texts", "image", "batch_size", "threads", "target", "out_file", "kept", "json")
 """Options of adtp-run that go with vision towers."""
 
 

@@ -253,7 +253,8 @@ def ended(body):
 @pytest.mark.parametrize(("name", "said"), [("SIGINT", "adtp-run: interrupted\n"), ("SIGTERM", ""), ("SIGHUP", "")])
 def test_a_signal_ends_a_command_also_where_a_library_makes_another_error_of_it(name, said):
     body = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and what nohup starts, that\n"
         "def command():\n"
         f"    try: signal.raise_signal(signal.{name})\n"
         "    except BaseException: raise InputError('could not determine the shape') from None\n"
