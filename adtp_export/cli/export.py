@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.records import Manifest
-from ..pipeline.export.options import ExportOptions, default_out
+from ..pipeline.export.options import ExportOptions
 from ..report.names import statuses
 from ..report.targets import ALLOWED, SIZE, groups
 from .console import Console, make_table, print_json, print_path, run_command
@@ -38,7 +38,7 @@ def command(as_json: bool, options: Mapping[str, Any]) -> int:
     if as_json:
         print_json(manifest.to_json())
     else:
-        _summarize(manifest, options.get("out") or default_out(options["model_dir"]), console)
+        _summarize(manifest, ExportOptions(**options).directory, console)
     return 0
 
 

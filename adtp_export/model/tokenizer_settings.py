@@ -211,7 +211,7 @@ def _read_otherwise(home: Path, tokenizer: Tokenizer, typed: bool) -> Iterator[s
         texts, what = found
         name = f"{type(theirs).__name__} of transformers {transformers.__version__}"
         yield (
-            f"{home.name}: of {' and '.join(map(ascii, texts))}, {name} makes tokens with other {what}, because it "
+            f"{home.name}: of {texts}, {name} makes tokens with other {what}, because it "
             f"does not follow the tokenizer's files as a whole, as is done here. If the model was trained with that class, "
             "save AutoTokenizer.from_pretrained(DIR) into DIR"
         )
@@ -227,7 +227,7 @@ def _of_transformers(home: Path) -> Any:
             transformers_logging.set_verbosity(level)
 
 
-def _first_difference(own: Tokenizer, theirs: Any, typed: bool) -> tuple[tuple[str, ...], str] | None:
+def _first_difference(own: Tokenizer, theirs: Any, typed: bool) -> tuple[str, str] | None:
     """Return the first text or pair that two tokenizers read otherwise, and what of its tokens differs: ids, offsets or types.
 
     Args:
@@ -238,17 +238,16 @@ def _first_difference(own: Tokenizer, theirs: Any, typed: bool) -> tuple[tuple[s
     other.encode_special_tokens = False  # split_special_tokens has a note of its own
     follow_inputs(other, theirs.model_input_names)
     known = [token for token in theirs.all_special_tokens if own.token_to_id(token) is not None][:_SPECIAL]
-    alone, pair = [(text,) for text in _HARD], _HARD[:2]
-    special = (" and ".join(("good", *known, "bad")),)
+    alone: list[tuple[str, str | None]] = [(text, None) for text in _HARD]
+    special, pair = (" and ".join(("good", *known, "bad")), None), (_HARD[0], _HARD[1])
     for name, what, asked in (
-        ("ids", "ids", (*alone, special, pair)),
-        ("offsets", "offsets", (*alone, pair)),  # transformers' own mask takes in the space before it, in some versions
-        ("type_ids", "types", (pair,) if typed else ()),
+        ("ids", "ids", [*alone, special, pair]),
+        ("offsets", "offsets", [*alone, pair]),  # transformers' own mask takes in the space before it, in some versions
+        ("type_ids", "types", [pair] if typed else []),
     ):
-        for first, *second in asked:
-            given = first, next(iter(second), None)
-            if getattr(own.encode(*given), name) != getattr(other.encode(*given), name):
-                return (first, *second), what
+        for texts in asked:
+            if getattr(own.encode(*texts), name) != getattr(other.encode(*texts), name):
+                return " and ".join(ascii(text) for text in texts if text is not None), what
     return None
 
 

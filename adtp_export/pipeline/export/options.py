@@ -139,8 +139,8 @@ class ExportOptions(ReadOptions):
 
     @property
     def directory(self) -> Path:
-        """Where the export goes."""
-        return default_out(Path(self.model_dir)) if self.out is None else Path(self.out)
+        """Where the export goes; when nothing is said: ``./<name of MODEL_DIR>-export``."""
+        return Path(f"{directory_name(Path(self.model_dir))}-export" if self.out is None else self.out)
 
     @property
     def formats(self) -> list[str]:
@@ -182,11 +182,6 @@ class ExportOptions(ReadOptions):
             raise InputError(
                 "--max-accuracy-drop is held by verification, and --skip-parity-check leaves that out; leave one of the two out"
             )
-
-
-def default_out(model_dir: Path) -> Path:
-    """Where an export goes when nothing is said: ``./<name of MODEL_DIR>-export``."""
-    return Path(f"{directory_name(model_dir)}-export")
 
 
 def parse_precisions(given: str | Sequence[str]) -> tuple[str, ...]:
