@@ -29,6 +29,7 @@ COMPILED_FOR = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": _AVX512F,
     "avx512_bf16": (*_AVX512, "-mavx512dq", "-mavx512bf16"),
+    "amx": (*_AVX512, "-mavx512dq", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
     "linear_avx2": ("-mavx2", "-mfma"),
     "linear_avx2_vnni": ("-mavx2", "-mfma", "-mavxvnni"),
     "linear_avx512": _AVX512,
@@ -36,27 +37,30 @@ COMPILED_FOR = {
     "linear_avx512_bf16": _BF16,
     "linear_amx": (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
-"""Flags of the sources that are for one kind of processor, as CMakeLists.txt has them; the last one is for Linux alone."""
+"""Flags of the sources that are for one kind of processor, as CMakeLists.txt has them; those with tiles are for Linux alone."""
 
 
 EMULATED = ROOT / "tests" / "plugins" / "emulated"
 SOURCES = ROOT / "plugins" / "cpu"
+TILES = ("-DADTP_X86", "-DADTP_AMX", '-DADTP_SOURCES=""', "-include", EMULATED / "tiles.h")
+"""Flags of what is compiled with emulated tiles."""
 
 
 @pytest.fixture(scope="module")
 def lanewise_library(tmp_path_factory):
-    """Path of a library whose AVX512 intrinsics are computed lane by lane, so it runs on any processor; attention alone."""
+    """Path of a library whose AVX512 intrinsics and tiles are emulated, so it runs on any processor; attention alone."""
     folder = tmp_path_factory.mktemp("emulated")
     (folder / "level.cpp").write_text(
         '#include "attention.h"\n#include "linear_operators.h"\n#include <cstring>\n'
         "adtp::Level const* adtp::level(char const* name)\n"
-        "{ return name && std::strcmp(name, kAvx512Bf16.name) == 0 ? &kAvx512Bf16 : &kAvx512; }\n"
-        "adtp::Level const& adtp::levelInBf16() { return kAvx512Bf16; }\n"
+        "{ for (Level const* one : {&kAmx, &kAvx512Bf16}) if (name && std::strcmp(name, one->name) == 0) return one;\n"
+        "  return &kAvx512; }\n"
+        "adtp::Level const& adtp::levelInBf16() { return kAmx; }\n"
         "ort::Status* adtp::addLinearOperators(ort::Api const&, ort::Domain*) { return nullptr; }\n"
         "ort::Status* adtp::addChainOperators(ort::Api const&, ort::Domain*) { return nullptr; }\n"
     )
-    files = ("operators.cpp", "ragged.cpp", "portable.cpp", "neon.cpp", "avx512.cpp", "avx512_bf16.cpp")
-    flags = ("-std=c++17", "-O1", "-fPIC", "-shared", "-DADTP_X86", '-DADTP_SOURCES=""', "-I", EMULATED, "-I", SOURCES)
+    files = ("operators.cpp", "ragged.cpp", "portable.cpp", "neon.cpp", "avx512.cpp", "avx512_bf16.cpp", "amx.cpp")
+    flags = ("-std=c++17", "-O1", "-fPIC", "-shared", *TILES, "-I", EMULATED, "-I", SOURCES)
     library = folder / "emulated.so"
     subprocess.run(["c++", *flags, *(SOURCES / f for f in files), folder / "level.cpp", "-o", library], check=True)
     return library
@@ -64,13 +68,12 @@ def lanewise_library(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tiles_library(tmp_path_factory):
-    """Path of a library of products in lower precision whose tiles are emulated: "amx" runs on processors with AVX512_BF16."""
+    """Path of a library whose tiles are emulated: "amx" runs on processors with AVX512_BF16."""
     library = tmp_path_factory.mktemp("tiles") / "tiles.so"
-    defined = ("-DADTP_X86", "-DADTP_AMX", '-DADTP_SOURCES=""', "-include", EMULATED / "tiles.h")
     objects = []
     for source in sorted(SOURCES.glob("*.cpp")):
         objects.append(library.with_name(f"{source.name}.o"))
-        command = ("c++", "-std=c++17", "-O1", "-fPIC", *defined, *COMPILED_FOR.get(source.stem, ()))
+        command = ("c++", "-std=c++17", "-O1", "-fPIC", *TILES, *COMPILED_FOR.get(source.stem, ()))
         subprocess.run([*command, "-c", source, "-o", objects[-1]], check=True)
     subprocess.run(["c++", "-shared", *objects, "-o", library], check=True)
     return library

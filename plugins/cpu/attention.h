@@ -65,12 +65,13 @@ struct Block
 // The same code, compiled for one kind of processor.
 struct Level
 {
-    char const* name; // "avx512_bf16", "avx512", "avx2", "neon" or "portable"
+    char const* name; // "amx", "avx512_bf16", "avx512", "avx2", "neon" or "portable"
     int32_t queries; // most of a block
     int32_t lanes; // queries are computed in multiples of it
     // Elements; for the block with most keys. columns: of distances that texts reach, 0 without.
     size_t (*scratch)(Type type, int64_t keys, int32_t headSize, bool received, int64_t columns);
     void (*attend)(Block const& block);
+    Level const* exact; // of those that round to bf16: computes what must not be rounded, or is not fp32
 };
 
 extern Level const kPortable;
@@ -78,6 +79,9 @@ extern Level const kPortable;
 extern Level const kAvx2;
 extern Level const kAvx512;
 extern Level const kAvx512Bf16; // products of numbers that are rounded to bf16
+#endif
+#ifdef ADTP_AMX
+extern Level const kAmx; // the same in tiles
 #endif
 #ifdef ADTP_NEON
 extern Level const kNeon;

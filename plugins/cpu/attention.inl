@@ -211,14 +211,14 @@ private:
         {
             int64_t const key = first + j;
             int64_t const left = keys - j < kTile ? keys - j : kTile;
-            bool const started = mBlock.bias || mTerms.there() || key < mLanes.begin || key + left > mLanes.end;
-            if (mTerms.there())
+            bool started = mTerms.there();
+            if (started)
             {
                 mTerms.start(key, left, k.data + j * k.stride, k.stride, scores + j * kWidth);
             }
-            else if (started)
+            else
             {
-                startScores<Vectors>(mBlock, mLanes, key, left, scores + j * kWidth);
+                started = startedScores<Vectors>(mBlock, mLanes, key, left, scores + j * kWidth);
             }
             Scores<Vectors, Single> const part{
                 mQueries, k.data + j * k.stride, k.stride, mBlock.headSize, scores + j * kWidth, mPeak, started};

@@ -12,6 +12,12 @@ namespace adtp
 Level const* level(char const* name)
 {
     auto const wanted = [name](Level const& one) { return !name || std::strcmp(name, one.name) == 0; };
+#ifdef ADTP_AMX
+    if (name && wanted(kAmx) && hasAmxDq())
+    {
+        return &kAmx;
+    }
+#endif
 #ifdef ADTP_X86
     if (name && wanted(kAvx512Bf16) && hasAvx512DqBf16())
     {
@@ -37,6 +43,12 @@ Level const* level(char const* name)
 
 Level const& levelInBf16()
 {
+#ifdef ADTP_AMX
+    if (hasAmxDq())
+    {
+        return kAmx;
+    }
+#endif
 #ifdef ADTP_X86
     if (!Features::isIntel() && hasAvx512DqBf16()) // Intel's vdpbf16ps does half as many multiply-adds as fp32's own instruction
     {

@@ -4,6 +4,7 @@
 // 16 columns. Four tiles hold sums, and two each of x and of weights are read for four products.
 #define ADTP_VNNI
 #define ADTP_BF16
+#include "amx.h"
 #include "linear_avx512.inl"
 
 namespace adtp
@@ -11,38 +12,10 @@ namespace adtp
 namespace
 {
 
-constexpr int64_t kTileRows = 16;
-constexpr int64_t kTileBytes = 64; // of a row
 constexpr int64_t kTileGroups = kTileBytes / kGroupBytes;
 constexpr int64_t kWhole = kTileRows * kTileBytes;
 constexpr int32_t kAtOnce = 4; // rows whose sums become results
 constexpr int64_t kFewRows = 8; // of INT8, of which dot products are faster than tiles
-
-struct alignas(64) TileConfig
-{
-    uint8_t palette = 1;
-    uint8_t startRow = 0;
-    uint8_t reserved[14] = {};
-    uint16_t rowBytes[16] = {};
-    uint8_t rows[16] = {};
-
-    TileConfig()
-    {
-        for (int32_t i = 0; i < 8; ++i)
-        {
-            rowBytes[i] = kTileBytes;
-            rows[i] = kTileRows;
-        }
-    }
-};
-
-// GCC's intrinsics do not say which memory they read, so it might leave out what is stored for them alone.
-inline void storeForTiles()
-{
-#if defined(__GNUC__) && !defined(__clang__)
-    __asm__ volatile("" ::: "memory");
-#endif
-}
 
 // GCC's intrinsics take the number of a tile as it is written, so these are macros.
 #define ADTP_MULTIPLY(sums, x, w) \
@@ -235,12 +208,9 @@ void multiplyAmx(Linear const& call, LowRows const& rows, int64_t first, int64_t
     {
         return multiply(call, rows, first, end, firstBlock, endBlock);
     }
-    TileConfig const config;
-    storeForTiles();
-    _tile_loadconfig(&config);
+    Tiles const tiles;
     call.scale ? multiplyByTiles<Int8Product>(call, rows, first, end, firstBlock, endBlock)
                : multiplyByTiles<Bf16Product>(call, rows, first, end, firstBlock, endBlock);
-    _tile_release(); // the system need not keep tiles that nothing is in
 }
 
 } // namespace

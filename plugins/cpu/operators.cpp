@@ -324,7 +324,7 @@ ADTP_EXPORT ort::Status* ADTP_ORT_CALL RegisterCustomOps(ort::SessionOptions* op
                   : adtp::refuse(api, adtp::kWho, "no domain of operators");
 }
 
-// The same without ONNX Runtime, on one thread. level: "avx512_bf16", "avx512", "avx2", "neon" or "portable"; null for the best in fp32.
+// The same without ONNX Runtime, on one thread. level: the name of one, null for the best in fp32.
 // Return 0; 1 where this processor does not run the level; 2 where memory is short; 3 where ONNX Runtime would get an error.
 ADTP_EXPORT int32_t adtp_attend(adtp::Call const* call, char const* level)
 {

@@ -112,5 +112,5 @@ constexpr int32_t kSums = 12;
 
 namespace adtp
 {
-Level const kPortable{"portable", kVectors * kLanes, kLanes, scratch, attend};
+Level const kPortable{"portable", kVectors * kLanes, kLanes, scratch, attend, nullptr};
 } // namespace adtp

@@ -136,6 +136,12 @@ inline bool hasAmx()
     return hasAvx512Bf16() && (Features(kOfAmx).edx & tilesAndBoth) == tilesAndBoth
         && syscall(SYS_arch_prctl, requestPermission, tileData) == 0;
 }
+
+// Attention in tiles takes vreduceps, too.
+inline bool hasAmxDq()
+{
+    return hasAvx512DqBf16() && hasAmx();
+}
 #endif
 
 } // namespace adtp

@@ -79,6 +79,12 @@ void eachReach(Call const& call, int64_t sequence, Use const& use)
     }
 }
 
+// Received attention decides which tokens stay. Products with distances, and numbers of 16 bits, are in no file that rounds to bf16.
+bool mustBeExact(Call const& call)
+{
+    return call.received || call.buckets || call.type != Type::kFloat;
+}
+
 } // namespace
 
 char const* refusal(Call const& call)
@@ -127,7 +133,7 @@ char const* refusal(Call const& call)
 
 Ragged::Ragged(Call const& call, Level const& level)
     : mCall(call)
-    , mLevel(level)
+    , mLevel(level.exact && mustBeExact(call) ? *level.exact : level)
     , mPlaces(new (std::nothrow) Place[static_cast<size_t>(call.sequences)])
 {
     if (!mPlaces || (hasReach(mCall) && !look()) || (mCall.table && !layBiases()) || (mCall.buckets && !layDistances()))

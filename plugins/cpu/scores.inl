@@ -60,6 +60,18 @@ inline void startScores(Block const& block, Lanes const& lanes, int64_t first, i
     }
 }
 
+// The same where it is needed; returns whether it is.
+template <int32_t Vectors>
+inline bool startedScores(Block const& block, Lanes const& lanes, int64_t first, int64_t keys, float* scores)
+{
+    bool const needed = block.bias || first < lanes.begin || first + keys > lanes.end;
+    if (needed)
+    {
+        startScores<Vectors>(block, lanes, first, keys, scores);
+    }
+    return needed;
+}
+
 template <int32_t Vectors>
 constexpr int32_t kTileKeys = kSums / Vectors < 12 ? kSums / Vectors : 12; // 12 sums hide an addition's latency
 

@@ -165,7 +165,8 @@ struct Random
 
     Answer run(char const* level)
     {
-        inBf16 = std::strcmp(level, "avx512_bf16") == 0 && call.type == Type::kFloat && !asksReceived && !call.numBuckets;
+        bool const rounds = std::strcmp(level, "amx") == 0 || std::strcmp(level, "avx512_bf16") == 0;
+        inBf16 = rounds && call.type == Type::kFloat && !asksReceived && !call.numBuckets;
         int64_t const size = call.tokens * call.numHeads * call.headSize;
         Answer answer{Numbers(call.type, size), std::vector<float>(static_cast<size_t>(call.keys), NAN), 0};
         for (int64_t i = 0; i < size; ++i)
@@ -371,7 +372,7 @@ int main(int argc, char** argv)
         adtp::load(argv[2], "adtp_attend", gAttend);
     }
     int failures = 0;
-    for (char const* const level : {"avx512_bf16", "avx512", "avx2", "neon", "portable"})
+    for (char const* const level : {"amx", "avx512_bf16", "avx512", "avx2", "neon", "portable"})
     {
         if (Random().run(level).status == 1) // this processor does not run it
         {

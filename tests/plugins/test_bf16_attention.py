@@ -1,4 +1,4 @@
-"""Attention whose products are rounded to bf16, of processors whose vdpbf16ps gains by it: the kernel, and where files let it be taken."""
+"""Attention whose products are rounded to bf16, in tiles or where vdpbf16ps gains by it: the kernels, and where files let them be taken."""
 
 import re
 
@@ -18,22 +18,25 @@ from adtp_export.contract import ATTENTION, ATTENTION_RECEIVED, BF16_PRODUCTS, D
 from adtp_export.environment import cpu
 from adtp_export.graph.passes.allow_bf16_attention import AllowBf16Attention
 
-LEVEL, EXACT = "avx512_bf16", "avx512"
+LEVELS, EXACT = ("amx", "avx512_bf16"), "avx512"
+EMULATED = {f"{level}, emulated": level for level in LEVELS}
+"""On any processor, intrinsics and tiles computed lane by lane."""
 LOG2E = float(np.float32(1.44269504))
 ROUNDED = tuple(form for form in FORMS if form not in ("disentangled", "from others"))
 
 
-@pytest.fixture(scope="module", params=["processor", pytest.param("emulated", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[*LEVELS, *(pytest.param(each, marks=pytest.mark.slow) for each in EMULATED)])
 def kernel(request):
-    """The kernel as this processor runs it, and on any processor, its intrinsics computed lane by lane."""
-    name = "operators_library" if request.param == "processor" else "lanewise_library"
-    library = request.getfixturevalue(name)
+    """A kernel, as this processor runs it or emulated; `level` is its name."""
+    library = request.getfixturevalue("lanewise_library" if request.param in EMULATED else "operators_library")
+    own = EMULATED.get(request.param, request.param)
 
-    def run(*inputs, level=LEVEL, received=False, **form):
+    def run(*inputs, level=own, received=False, **form):
         return attend(library, *inputs, level=level, received=received, **form)
 
     if run(*make_inputs([1])) is None:
-        pytest.skip(f"this processor has no {LEVEL}")
+        pytest.skip(f"this processor has no {own}")
+    run.level = own
     return run
 
 
@@ -146,20 +149,20 @@ def test_a_mistake_is_noticed(kernel):
 def test_received_attention_is_computed_in_fp32(kernel, form):
     """To the bit, and so are products with distances and numbers of 16 bits."""
     inputs, fields = make(CUT[2], form)
-    for mine, theirs in zip(*(kernel(*inputs, level=level, received=True, **fields) for level in (LEVEL, EXACT))):
+    for mine, theirs in zip(*(kernel(*inputs, level=level, received=True, **fields) for level in (kernel.level, EXACT))):
         np.testing.assert_array_equal(mine, theirs)
     for dtype in (torch.float16, torch.bfloat16):
         inputs, fields = make(CUT[2], form, dtype=dtype)
-        mine, theirs = (kernel(*inputs, level=level, **fields)[0] for level in (LEVEL, EXACT))
+        mine, theirs = (kernel(*inputs, level=level, **fields)[0] for level in (kernel.level, EXACT))
         np.testing.assert_array_equal(mine, theirs)
     inputs, fields = make(CUT[2], "disentangled")
-    mine, theirs = (kernel(*inputs, level=level, **fields)[0] for level in (LEVEL, EXACT))
+    mine, theirs = (kernel(*inputs, level=level, **fields)[0] for level in (kernel.level, EXACT))
     np.testing.assert_array_equal(mine, theirs)
 
 
 def test_the_best_level_is_fp32(kernel):
     inputs = make_inputs([100])
-    exact, best, rounded = (kernel(*inputs, level=level)[0] for level in (EXACT, None, LEVEL))
+    exact, best, rounded = (kernel(*inputs, level=level)[0] for level in (EXACT, None, kernel.level))
     np.testing.assert_array_equal(exact, best)
     assert not np.array_equal(exact, rounded)
 
@@ -177,12 +180,12 @@ def files(operator):
 
 @pytest.mark.parametrize("operator", [ATTENTION, ATTENTION_RECEIVED])
 def test_only_files_that_allow_it_get_it(operators_library, operator, tmp_path):
-    """A file without the attribute, as of earlier versions, is computed in fp32; on Intel's processors every file is."""
+    """A file without the attribute, as of earlier versions, is computed in fp32; on Intel's processors without tiles every file is."""
     inputs = make_inputs([40, 3, 150])
     receives = operator == ATTENTION_RECEIVED
-    exact, rounded = (attend(operators_library, *inputs, level=level, received=receives) for level in (None, LEVEL))
-    pays = rounded and cpu(1)["hardware"]["vendor"] != "GenuineIntel"
-    for model, expected in zip(files(operator), (exact, rounded if pays else exact), strict=True):
+    exact, tiles, dot = (attend(operators_library, *inputs, level=level, received=receives) for level in (None, *LEVELS))
+    rounded = tiles or (dot if cpu(1)["hardware"]["vendor"] != "GenuineIntel" else None) or exact
+    for model, expected in zip(files(operator), (exact, rounded), strict=True):
         profiled = session(model, operators_library, profile=tmp_path / "profile")
         found = profiled.run(["y"], feed(*inputs))[0]
         assert kinds_that_ran(profiled) == {operator}

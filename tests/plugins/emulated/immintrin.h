@@ -1,4 +1,5 @@
-// The AVX512 intrinsics that plugins/cpu/avx512.cpp and avx512_bf16.cpp use, lane by lane in plain C++, after Intel's Intrinsics Guide.
+// The AVX512 intrinsics that attention uses, plugins/cpu/avx512.cpp, avx512_bf16.cpp and amx.cpp, lane by lane in plain C++, after Intel's
+// Intrinsics Guide.
 // With this in place of the compiler's header, these files run on any processor.
 #pragma once
 

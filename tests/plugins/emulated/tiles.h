@@ -1,5 +1,5 @@
-// AMX's tiles in plain C++, after Intel's Intrinsics Guide. Where this is included first (-include), linear_amx.cpp runs on processors that
-// have AVX512_BF16 and no tiles, and sanitizers see what tiles read and write.
+// AMX's tiles in plain C++, after Intel's Intrinsics Guide. Where this is included first (-include), amx.cpp and linear_amx.cpp run on
+// processors that have AVX512_BF16 and no tiles, and sanitizers see what tiles read and write.
 #pragma once
 
 #include "../../../plugins/cpu/processor.h"
@@ -11,6 +11,7 @@
 #include <cstring>
 
 #define hasAmx hasAvx512Bf16 // where levels are chosen
+#define hasAmxDq hasAvx512DqBf16
 
 namespace tiles
 {
