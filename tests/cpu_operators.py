@@ -42,8 +42,9 @@ COMPILED_FOR = {
 
 EMULATED = ROOT / "tests" / "plugins" / "emulated"
 SOURCES = ROOT / "plugins" / "cpu"
-TILES = ("-DADTP_X86", "-DADTP_AMX", '-DADTP_SOURCES=""', "-include", EMULATED / "tiles.h")
-"""Flags of what is compiled with emulated tiles."""
+DEFINED = ("-DADTP_X86", "-DADTP_AMX", '-DADTP_SOURCES="x"')
+TILES = (*DEFINED, "-include", EMULATED / "tiles.h")
+"""Flags of what is compiled for x86-64, without and with emulated tiles."""
 
 
 @pytest.fixture(scope="module")

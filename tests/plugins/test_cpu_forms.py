@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from cpu_operators import COMPILED_FOR, LEVELS, attend
+from cpu_operators import COMPILED_FOR, DEFINED, LEVELS, TILES, attend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plugin_host import SANITIZERS
@@ -221,9 +221,10 @@ def test_a_mistake_is_noticed(kernel):
 
 
 @pytest.mark.slow
-def test_sanitizers_find_nothing(operators_library, tmp_path):
-    """On random calls, and on such whose bounds or positions are spoilt."""
-    common = ("c++", "-std=c++17", "-DADTP_X86", "-DADTP_AMX", '-DADTP_SOURCES="x"', f"-I{SOURCES}")
+@pytest.mark.parametrize("defined", [DEFINED, TILES], ids=["", "emulated tiles"])
+def test_sanitizers_find_nothing(operators_library, tmp_path, defined):
+    """On random calls, and on such whose bounds or positions are spoilt. What tiles read and write is only seen of emulated ones."""
+    common = ("c++", "-std=c++17", *defined, f"-I{SOURCES}")
     checked = ("-O1", *SANITIZERS)
     objects = []
     for source in sorted(SOURCES.glob("*.cpp")):
