@@ -11,7 +11,7 @@ namespace adtp
 namespace
 {
 
-constexpr int64_t kBytes = 4; // of an element
+constexpr int64_t kBytes = sizeof(float);
 constexpr int32_t kMostColumns = 4; // tiles of sums
 
 // GCC's intrinsics take the number of a tile as it is written, so these are macros.
@@ -45,7 +45,7 @@ template <int32_t Columns>
 inline void multiply(
     float const* x, int64_t xPitch, float const* y, int64_t yPitch, int64_t tiles, bool started, float* out, int64_t outPitch)
 {
-    static_assert(Columns <= kMostColumns, "each has a tile of sums");
+    static_assert(Columns <= kMostColumns && kLanes == kTileRows, "each has a tile of sums");
     ADTP_BEGIN(0)
     ADTP_BEGIN(1)
     ADTP_BEGIN(2)
@@ -68,7 +68,7 @@ inline void multiply(
 #undef ADTP_ADD
 #undef ADTP_END
 
-// Tiles of pairs of keys.
+// How many tiles hold pairs of so many keys.
 inline int64_t tilesOf(int64_t keys)
 {
     return (keys + 2 * kTileRows - 1) / (2 * kTileRows);
@@ -109,7 +109,7 @@ public:
             padValues(keys);
             score(first, keys);
             raise(keys);
-            mSoftmax.lower();
+            mSoftmax.shrinkToPeak();
             weigh(keys);
             mixValues(first, keys);
         }
@@ -150,7 +150,7 @@ private:
         {
             int64_t const left = keys - j < kTileRows ? keys - j : kTileRows;
             float* const scores = mScores + j * kWidth;
-            bool const started = startedScores<Vectors>(mBlock, mLanes, first + j, left, scores);
+            bool const started = startIfNeeded<Vectors>(mBlock, mLanes, first + j, left, scores);
             storeForTiles();
             multiply<Vectors>(mKeys + j * pitch, pitch, mQueries, kWidth, pitch / kLanes, started, scores, kWidth);
         }
@@ -185,7 +185,7 @@ private:
         }
     }
 
-    // Weights below the peak, turned 32 keys at a time.
+    // Weights relative to the peak, turned 32 keys at a time.
     void weigh(int64_t keys)
     {
         int64_t const pitch = weightPitch(mBlock.keys), whole = keys - keys % (2 * kLanes);

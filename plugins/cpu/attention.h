@@ -71,7 +71,7 @@ struct Level
     // Elements; for the block with most keys. columns: of distances that texts reach, 0 without.
     size_t (*scratch)(Type type, int64_t keys, int32_t headSize, bool received, int64_t columns);
     void (*attend)(Block const& block);
-    Level const* exact; // of those that round to bf16: computes what must not be rounded, or is not fp32
+    Level const* exact; // of a level that rounds to bf16, the one for calls that must stay exact; null of others
 };
 
 extern Level const kPortable;

@@ -211,15 +211,11 @@ private:
         {
             int64_t const key = first + j;
             int64_t const left = keys - j < kTile ? keys - j : kTile;
-            bool started = mTerms.there();
-            if (started)
+            if (mTerms.there())
             {
                 mTerms.start(key, left, k.data + j * k.stride, k.stride, scores + j * kWidth);
             }
-            else
-            {
-                started = startedScores<Vectors>(mBlock, mLanes, key, left, scores + j * kWidth);
-            }
+            bool const started = mTerms.there() || startIfNeeded<Vectors>(mBlock, mLanes, key, left, scores + j * kWidth);
             Scores<Vectors, Single> const part{
                 mQueries, k.data + j * k.stride, k.stride, mBlock.headSize, scores + j * kWidth, mPeak, started};
             dispatch<kTile>(left, part);

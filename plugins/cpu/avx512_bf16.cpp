@@ -24,7 +24,8 @@ public:
         : mBlock(block)
         , mLanes(block)
         , mSoftmax(block.scratch)
-        , mQueries(block.scratch + Softmax<Vectors>::kSize)
+        , mOnes(block.scratch + Softmax<Vectors>::kSize)
+        , mQueries(mOnes + kWidth)
         , mScores(mQueries + keyPitch(block.headSize) * kWidth)
         , mRows(mScores + keysAtOnce(block.keys) * kWidth)
     {
@@ -33,12 +34,16 @@ public:
     void run()
     {
         layQueries<Vectors>(mBlock, mQueries);
+        for (int32_t i = 0; i < Vectors; ++i)
+        {
+            Vector::store(mOnes + i * kLanes, Vector::of(1.0F));
+        }
         for (int64_t first = 0; first < mBlock.keys; first += kBlockKeys)
         {
             int64_t const keys = keysAtOnce(mBlock.keys - first);
             layKeys(mBlock, first, keys, mRows);
             score(first, keys);
-            mSoftmax.lower();
+            mSoftmax.shrinkToPeak();
             weigh(keys);
             bool const last = first + keys == mBlock.keys;
             if (last)
@@ -61,7 +66,7 @@ private:
         for (int64_t j = 0; j < keys; j += tile)
         {
             int64_t const left = keys - j < tile ? keys - j : tile;
-            bool const started = startedScores<Vectors>(mBlock, mLanes, first + j, left, mScores + j * kWidth);
+            bool const started = startIfNeeded<Vectors>(mBlock, mLanes, first + j, left, mScores + j * kWidth);
             Scores<Vectors, Pairs> const part{
                 mQueries, mRows + j * pitch, pitch, columnPairs, mScores + j * kWidth, mSoftmax.peak, started};
             dispatch<tile>(left, part);
@@ -103,13 +108,14 @@ private:
         part.stride = mBlock.stride;
         part.keys = pairsOf(keys);
         part.before = first ? mSoftmax.shrink : nullptr;
-        part.after = last ? mSoftmax.inverse : mSoftmax.ones;
+        part.after = last ? mSoftmax.inverse : mOnes;
         mix(part, mBlock.queries, mBlock.headSize);
     }
 
     Block const& mBlock;
     Lanes const mLanes;
     Softmax<Vectors> mSoftmax;
+    float* const mOnes; // (kWidth,)
     float* const mQueries; // (headSize / 2, kWidth)
     float* const mScores; // (keys taken at once, kWidth)
     float* const mRows; // of as many keys, or of their values
@@ -124,8 +130,8 @@ size_t scratch(Type, int64_t keys, int32_t headSize, bool, int64_t)
 {
     int64_t const atOnce = keysAtOnce(keys);
     int64_t const ofKeys = atOnce * keyPitch(headSize), ofValues = pairsOf(atOnce) * valuePitch(headSize);
-    int64_t const rows = 4 + keyPitch(headSize) + atOnce;
-    return static_cast<size_t>(rows * kVectors * kLanes + (ofKeys > ofValues ? ofKeys : ofValues));
+    int64_t const rows = 1 + keyPitch(headSize) + atOnce;
+    return static_cast<size_t>(Softmax<kVectors>::kSize + rows * kVectors * kLanes + (ofKeys > ofValues ? ofKeys : ofValues));
 }
 
 } // namespace

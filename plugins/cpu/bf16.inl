@@ -1,5 +1,5 @@
-// What attention needs whose queries, keys, weights and values are rounded to bf16 and multiplied in pairs. Sums and the softmax are fp32.
-// Files that include this are compiled with AVX-512 (F, BW, DQ, BF16).
+// Parts of the attention kernels that round queries, keys, weights and values to bf16 and multiply them in pairs. Sums and the softmax are
+// fp32. Files that include this are compiled with AVX-512 (F, BW, DQ, BF16).
 //
 // A lane holds a pair: in scores of neighbouring columns, in values of neighbouring keys.
 #include "vectors_avx512.inl"
@@ -40,7 +40,8 @@ inline Vector columns(float const* row, int32_t column, int32_t size)
 }
 
 // 2 to the power of x, for x <= 0, off by at most 2^-18: weights become bf16. What vreduceps leaves of minus infinity is 0, and vscalefps
-// takes the whole part of its exponent, so what is hidden is 0.
+// takes the whole part of its exponent. Below 2^-126 it is 0, so what is hidden is: Intel takes 50 ns for a vector with a subnormal number.
+// NaN stays NaN.
 inline Vector roughPowerOf2(Vector x)
 {
     Vector const part{_mm512_reduce_ps(x.value, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)}; // in [0, 1)
@@ -49,7 +50,8 @@ inline Vector roughPowerOf2(Vector x)
     power = Vector::multiplyAdd(power, part, Vector::of(0.24127856F));
     power = Vector::multiplyAdd(power, part, Vector::of(0.69304515F));
     power = Vector::multiplyAdd(power, part, Vector::of(1.0F));
-    return Vector::timesPowerOf2(power, x);
+    __mmask16 const isNormal = _mm512_cmp_ps_mask(x.value, _mm512_set1_ps(-126.0F), _CMP_NLT_UQ);
+    return {_mm512_maskz_scalef_ps(isNormal, power.value, x.value)};
 }
 
 inline int64_t multipleOf(int64_t step, int64_t count)
@@ -82,11 +84,10 @@ inline int64_t keysAtOnce(int64_t keys)
 template <int32_t Vectors>
 struct Softmax
 {
-    static constexpr int64_t kSize = 4 * kVectors * kLanes;
+    static constexpr int64_t kSize = 3 * Vectors * kLanes;
 
-    float* peak; // of each query, all four (kWidth,)
+    float* peak; // of each query, all three (Vectors * kLanes,)
     float* shrink; // what the sums so far are worth below a higher peak
-    float* ones;
     float* inverse; // of each query's total
     Vector highest[Vectors];
     Vector total[Vectors];
@@ -94,20 +95,18 @@ struct Softmax
     explicit Softmax(float* memory)
         : peak(memory)
         , shrink(peak + Vectors * kLanes)
-        , ones(shrink + Vectors * kLanes)
-        , inverse(ones + Vectors * kLanes)
+        , inverse(shrink + Vectors * kLanes)
     {
         for (int32_t i = 0; i < Vectors; ++i)
         {
             highest[i] = Vector::of(kLowest);
             total[i] = Vector::of(0.0F);
             Vector::store(peak + i * kLanes, highest[i]);
-            Vector::store(ones + i * kLanes, Vector::of(1.0F));
         }
     }
 
-    // Scores have raised the peak.
-    void lower()
+    // Shrink what was summed below the old peak, after scores have raised it.
+    void shrinkToPeak()
     {
         for (int32_t i = 0; i < Vectors; ++i)
         {

@@ -134,11 +134,21 @@ Call callOf(Kernel const& kernel, Input const (&in)[kMostInputs])
     return call;
 }
 
+// Each is looked for once, because CPUID takes some 20 us in a virtual machine, and only where it is needed: tiles have to be asked for.
+Level const& levelFor(bool inBf16)
+{
+    if (inBf16)
+    {
+        static Level const& rounded = levelInBf16();
+        return rounded;
+    }
+    static Level const& exact = *level(nullptr);
+    return exact;
+}
+
 ort::Status* attend(ort::Api const& api, ort::KernelContext const* context, Call const& call, bool inBf16)
 {
-    static Level const& exact = *level(nullptr); // once: in a virtual machine, CPUID takes some 20 us
-    static Level const& rounded = levelInBf16();
-    Ragged const ragged(call, inBf16 ? rounded : exact);
+    Ragged const ragged(call, levelFor(inBf16));
     Work work{ragged};
     work.failed = !ragged.ready();
     if (ragged.pieces() == 1)

@@ -140,7 +140,7 @@ inline bool hasAmx()
 // Attention in tiles takes vreduceps, too.
 inline bool hasAmxDq()
 {
-    return hasAvx512DqBf16() && hasAmx();
+    return (Features(kOfAvx512).ebx >> 17 & 1) && hasAmx();
 }
 #endif
 

@@ -62,7 +62,7 @@ inline void startScores(Block const& block, Lanes const& lanes, int64_t first, i
 
 // The same where it is needed; returns whether it is.
 template <int32_t Vectors>
-inline bool startedScores(Block const& block, Lanes const& lanes, int64_t first, int64_t keys, float* scores)
+inline bool startIfNeeded(Block const& block, Lanes const& lanes, int64_t first, int64_t keys, float* scores)
 {
     bool const needed = block.bias || first < lanes.begin || first + keys > lanes.end;
     if (needed)

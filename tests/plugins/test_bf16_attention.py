@@ -19,17 +19,22 @@ from adtp_export.environment import cpu
 from adtp_export.graph.passes.allow_bf16_attention import AllowBf16Attention
 
 LEVELS, EXACT = ("amx", "avx512_bf16"), "avx512"
-EMULATED = {f"{level}, emulated": level for level in LEVELS}
-"""On any processor, intrinsics and tiles computed lane by lane."""
+LIBRARIES = {"": "operators_library", ", compiled here": "built_library", ", emulated": "lanewise_library"}
+"""The last one runs on any processor: its intrinsics and tiles are computed lane by lane."""
+KERNELS = [
+    pytest.param((level, library), marks=[pytest.mark.slow] if form else [], id=level + form)
+    for form, library in LIBRARIES.items()
+    for level in LEVELS
+]
 LOG2E = float(np.float32(1.44269504))
 ROUNDED = tuple(form for form in FORMS if form not in ("disentangled", "from others"))
 
 
-@pytest.fixture(scope="module", params=[*LEVELS, *(pytest.param(each, marks=pytest.mark.slow) for each in EMULATED)])
+@pytest.fixture(scope="module", params=KERNELS)
 def kernel(request):
     """A kernel, as this processor runs it or emulated; `level` is its name."""
-    library = request.getfixturevalue("lanewise_library" if request.param in EMULATED else "operators_library")
-    own = EMULATED.get(request.param, request.param)
+    own, library = request.param
+    library = request.getfixturevalue(library)
 
     def run(*inputs, level=own, received=False, **form):
         return attend(library, *inputs, level=level, received=received, **form)
@@ -66,8 +71,9 @@ def test_lengths_around_tiles_and_blocks(kernel, lengths):
 
 
 @pytest.mark.parametrize("head_size", [1, 2, 5, 16, 17, 24, 31, 32, 33, 40, 48, 64, 72, 128, 264])
-def test_head_sizes(kernel, head_size):
-    check(kernel, make_inputs([2, 17, 30], heads=2, head_size=head_size), {})
+@pytest.mark.parametrize("lengths", [[2, 17, 30], [300]], ids=str)
+def test_head_sizes(kernel, head_size, lengths):
+    check(kernel, make_inputs(lengths, heads=2, head_size=head_size), {})
 
 
 @given(LENGTHS, st.integers(1, 5), st.integers(1, 40), st.integers(0, 2**16))
@@ -105,8 +111,23 @@ def test_grouped_queries_are_those_of_repeated_keys(kernel, reach):
     assert rounding / 64 < np.linalg.norm(grouped - exact) / np.linalg.norm(exact) < 4 * rounding
 
 
+@pytest.mark.parametrize("back", [-1, 0, 40])
+def test_one_query_a_text(kernel, back):
+    """As in generation: heads that share keys are computed together, and give to the bit what each gives alone."""
+    lengths, own, shared, size = [300, 1, 40], 70, 10, 24
+    q, _, _, cu_q, *rest = make_inputs([1] * len(lengths), heads=own, head_size=size)
+    _, k, v, cu_k, *_ = make_inputs(lengths, heads=shared, head_size=size)
+    places = torch.cat([torch.arange(length, dtype=torch.int32) for length in lengths])
+    last = torch.tensor(lengths, dtype=torch.int32) - 1
+    form = {"positions": last, "key_positions": places, "cu_k": cu_k, "reach": (back, 0)}
+    together, _ = kernel(q, k, v, cu_q, *rest, key_heads=shared, **form)
+    k, v = (t.unflatten(1, (shared, size)).repeat_interleave(own // shared, 1).flatten(1) for t in (k, v))
+    alone, _ = kernel(q, k, v, cu_q, *rest, **form)
+    np.testing.assert_array_equal(together, alone)
+
+
 def test_scores_far_from_zero(kernel):
-    """As in fp32: the highest gets all, also where a later block of keys has it, and what is hidden gets nothing."""
+    """As in fp32: the highest gets all, also where a later block of keys has it, and others get nothing."""
     rank = torch.randperm(150, generator=torch.Generator().manual_seed(0)).float()[:, None]
     sign = torch.tensor([1.0, -1.0]).repeat(75)[:, None]
     v = torch.randn(150, 1, generator=torch.Generator().manual_seed(1)).bfloat16().float()

@@ -241,3 +241,5 @@ def test_sanitizers_find_nothing(operators_library, tmp_path, defined):
     said = done.stdout.splitlines()
     assert said[-1].startswith("ok    portable: 60 calls")
     assert all(int(line.split(";")[2].split()[0]) > 40 for line in said)  # spoilt ones that were refused
+    ran = {line.split(":")[0].split()[1] for line in said}
+    assert defined is not TILES or ("avx512_bf16" in ran) == ("amx" in ran)

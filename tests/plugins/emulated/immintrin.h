@@ -29,6 +29,7 @@ enum
     _MM_FROUND_TO_NEAREST_INT = 0,
     _MM_FROUND_TO_NEG_INF = 1,
     _MM_FROUND_NO_EXC = 8,
+    _CMP_NLT_UQ = 21,
 };
 
 template <typename Function>
@@ -111,6 +112,21 @@ static inline __m512 _mm512_roundscale_ps(__m512 x, int mode)
 static inline __m512 _mm512_scalef_ps(__m512 x, __m512 power)
 {
     return eachLane([&](int i) { return x.lane[i] * std::exp2(std::floor(power.lane[i])); });
+}
+
+static inline __m512 _mm512_maskz_scalef_ps(__mmask16 mask, __m512 x, __m512 power)
+{
+    return eachLane([&](int i) { return mask >> i & 1 ? x.lane[i] * std::exp2(std::floor(power.lane[i])) : 0.0F; });
+}
+
+static inline __mmask16 _mm512_cmp_ps_mask(__m512 x, __m512 y, int) // not less than, which is true of NaN
+{
+    __mmask16 made = 0;
+    for (int i = 0; i < 16; ++i)
+    {
+        made = static_cast<__mmask16>(made | (x.lane[i] < y.lane[i] ? 0 : 1) << i);
+    }
+    return made;
 }
 
 // Each quarter of the result takes its lanes from the same quarter of x and y.

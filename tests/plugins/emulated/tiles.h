@@ -2,16 +2,17 @@
 // processors that have AVX512_BF16 and no tiles, and sanitizers see what tiles read and write.
 #pragma once
 
-#include "../../../plugins/cpu/processor.h"
-
 #include <immintrin.h>
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
-#define hasAmx hasAvx512Bf16 // where levels are chosen
+#ifdef __x86_64__ // where levels are chosen
+#include "../../../plugins/cpu/processor.h"
+#define hasAmx hasAvx512Bf16
 #define hasAmxDq hasAvx512DqBf16
+#endif
 
 namespace tiles
 {
