@@ -170,7 +170,9 @@ def test_a_mistake_is_noticed(kernel):
 def test_received_attention_is_computed_in_fp32(kernel, form):
     """To the bit, and so are products with distances and numbers of 16 bits."""
     inputs, fields = make(CUT[2], form)
-    for mine, theirs in zip(*(kernel(*inputs, level=level, received=True, **fields) for level in (kernel.level, EXACT))):
+    for mine, theirs in zip(
+        *(kernel(*inputs, level=level, received=True, **fields) for level in (kernel.level, EXACT))
+    ):
         np.testing.assert_array_equal(mine, theirs)
     for dtype in (torch.float16, torch.bfloat16):
         inputs, fields = make(CUT[2], form, dtype=dtype)
@@ -204,7 +206,9 @@ def test_only_files_that_allow_it_get_it(operators_library, operator, tmp_path):
     """A file without the attribute, as of earlier versions, is computed in fp32; on Intel's processors without tiles every file is."""
     inputs = make_inputs([40, 3, 150])
     receives = operator == ATTENTION_RECEIVED
-    exact, tiles, dot = (attend(operators_library, *inputs, level=level, received=receives) for level in (None, *LEVELS))
+    exact, tiles, dot = (
+        attend(operators_library, *inputs, level=level, received=receives) for level in (None, *LEVELS)
+    )
     rounded = tiles or (dot if cpu(1)["hardware"]["vendor"] != "GenuineIntel" else None) or exact
     for model, expected in zip(files(operator), (exact, rounded), strict=True):
         profiled = session(model, operators_library, profile=tmp_path / "profile")
