@@ -31,6 +31,22 @@ class Heard(Steps):
         self.notes.append(text)
 
 
+class StoppedAtProgress(Heard):
+    """Stops a run when it tells its progress for the `at`-th time."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def showing(self, text):
+        def progress(done, total):
+            self.at -= 1
+            if self.at == 0:
+                raise KeyboardInterrupt
+
+        return contextlib.nullcontext(progress)
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory, demo):
     """A pretrained encoder, small enough to fine-tune in seconds."""

@@ -39,3 +39,13 @@ class Steps:
 
     def note(self, text: str) -> None:
         """Tell what a user should know, at once."""
+
+
+@contextlib.contextmanager
+def telling_how_to_go_on(steps: Steps, how: str) -> Iterator[None]:
+    """Note `how` where a signal ends the block: its run keeps what is done."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        steps.note(f"what is done stays; to go on, {how}")
+        raise

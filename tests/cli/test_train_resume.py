@@ -36,8 +36,10 @@ def stopped(tmp_path_factory, base, reviews):
     """A run that was stopped while the student was trained, and the student that it makes when it is gone on with."""
     out = tmp_path_factory.mktemp("stopped") / "run"
     rates = {"max_tokens": 48, "batch_size": 8, "teacher_learning_rate": 2e-3, "epochs": 1, "evaluations": 2}
+    steps = Stopped(2)
     with pytest.raises(KeyboardInterrupt):
-        train(out, base=base, train=reviews / "train.tsv", train_rows=32, steps=Stopped(2), **rates)
+        train(out, base=base, train=reviews / "train.tsv", train_rows=32, steps=steps, **rates)
+    assert steps.notes[-1] == f"what is done stays; to go on, type: adtp-train --out {out} --resume"
     resumed = shutil.copytree(out, out.with_name("resumed"))
     settings = (resumed / "train.yaml").read_text()
     assert "mixed_precision: 'no'\n" in settings

@@ -1,6 +1,5 @@
 """adtp-tune on a tiny model: what it refuses, what it trains, and that a run that is killed and gone on with chooses the same student."""
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -17,7 +16,7 @@ import torch
 from known_graphs import prelude, taking_known_graphs
 from safetensors.torch import load_file
 from torch.nn.modules.module import register_module_forward_hook
-from training_runs import Heard
+from training_runs import Heard, StoppedAtProgress
 from transformers import AutoTokenizer, BertForSequenceClassification
 from tuning import times
 
@@ -80,22 +79,6 @@ def options(model, rows, out="unused", **more):
     return TuneOptions(model=model, out=out, **rows, **{**FAST, **more})
 
 
-class Stopped(Heard):
-    """Stops a run at a training step."""
-
-    def __init__(self, at):
-        super().__init__()
-        self.at = at
-
-    def showing(self, text):
-        def progress(done, total):
-            self.at -= 1
-            if self.at == 0:
-                raise KeyboardInterrupt
-
-        return contextlib.nullcontext(progress)
-
-
 def searched(out, model, rows, steps, site="0.ffn", **more):
     """Search below `out` with the times and the plan of no machine; return the names of the shortlist."""
     chosen = options(model, rows, max_drop=60.0, **more)
@@ -130,7 +113,7 @@ def test_a_search_that_was_stopped_chooses_the_same_student(model, reviewed, tmp
     assert len(names) == 3
     for at in (2, 9):
         with pytest.raises(KeyboardInterrupt):
-            searched(broken, model, reviewed, Stopped(at))
+            searched(broken, model, reviewed, StoppedAtProgress(at))
     record = broken / RECORD
     kept = record.read_text().splitlines(keepends=True)
     record.write_text("".join(kept[:-1]) + kept[-1][:20])  # killed as it was written: the student is there
@@ -145,6 +128,13 @@ def test_a_search_that_was_stopped_chooses_the_same_student(model, reviewed, tmp
     (broken / "work" / "trials" / names[0] / TOLD).unlink()
     with pytest.raises(InputError, match=f"has no {names[0]} any more"):
         searched(broken, model, reviewed, Heard())
+
+
+def test_an_interrupted_run_says_how_to_go_on(model, reviewed, tmp_path):
+    steps = StoppedAtProgress(1)
+    with pytest.raises(KeyboardInterrupt):
+        room.tune(model, out=tmp_path / "out", steps=steps, **reviewed, **FAST)
+    assert steps.notes == ["what is done stays; to go on, type the same command again, and add --resume"]
 
 
 @pytest.mark.gpu

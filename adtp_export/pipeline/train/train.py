@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from ...artifacts.directory import alone_in, remove, writing
 from ...contract import HEAD_EMBEDDING
 from ...environment import processor, versions
-from ...errors import InputError, ellipsize, flag_name, needs_extras
+from ...errors import InputError, ellipsize, flag_name, needs_extras, typed
 from ...io import check_readable_name, json_text, telling_full_disk
 from ...options import PathLike, takes
 from ...training.method_table import ANSWERS, ATTRIBUTION
 from ...training.settings import FULL_PRECISION, TrainOptions, convert, read_settings
-from ..progress import Steps
+from ..progress import Steps, telling_how_to_go_on
 from .directory import (
     GO_ON,
     SETTINGS,
@@ -91,6 +91,7 @@ def train(run: RunOptions, **settings: Any) -> dict[str, Any]:
         with (
             _claimed(run, task.settings, steps, processes),
             telling_full_disk(place, GO_ON),
+            telling_how_to_go_on(steps, f"type: adtp-train --out {typed(place)} --resume"),
             _telling_lost_process(processes),
         ):
             steps.note(str(task))

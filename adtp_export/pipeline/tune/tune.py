@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import InputError, needs_extras
 from ...io import telling_full_disk
 from ...options import takes
-from ..progress import Steps
+from ..progress import Steps, telling_how_to_go_on
 from ..train.directory import GO_ON
 from . import directory
 from .options import TuneOptions
@@ -46,5 +46,9 @@ def tune(chosen: TuneOptions) -> dict[str, Any]:
             with telling_full_disk(), tempfile.TemporaryDirectory() as scratch:
                 run = Run(chosen, rows, steps)
                 return run.planned(run.prepared(Path(scratch)))
-        with directory.claimed(chosen) as finished, telling_full_disk(Path(chosen.out), GO_ON):
+        with (
+            directory.claimed(chosen) as finished,
+            telling_full_disk(Path(chosen.out), GO_ON),
+            telling_how_to_go_on(steps, "type the same command again, and add --resume"),
+        ):
             return Run(chosen, rows, steps).search(finished)
