@@ -10,7 +10,7 @@ from cpu_operators import attend, feed, kinds_that_ran, model_of, session
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
-from test_cpu_forms import CUT, FORMS, TEXTS, make
+from test_cpu_forms import CUT, FORMS, TEXTS, asking, make
 from test_cpu_kernel import AROUND_BLOCKS, AROUND_TILES, LENGTHS, bounds, make_inputs
 from testbed import ROOT
 
@@ -114,15 +114,7 @@ def test_grouped_queries_are_those_of_repeated_keys(kernel, reach):
 @pytest.mark.parametrize("back", [-1, 0, 40])
 def test_one_query_a_text(kernel, back):
     """As in generation: heads that share keys are computed together, and give to the bit what each gives alone."""
-    lengths, own, shared, size = [300, 1, 40], 70, 10, 24
-    q, _, _, cu_q, *rest = make_inputs([1] * len(lengths), heads=own, head_size=size)
-    _, k, v, cu_k, *_ = make_inputs(lengths, heads=shared, head_size=size)
-    places = torch.cat([torch.arange(length, dtype=torch.int32) for length in lengths])
-    last = torch.tensor(lengths, dtype=torch.int32) - 1
-    form = {"positions": last, "key_positions": places, "cu_k": cu_k, "reach": (back, 0)}
-    together, _ = kernel(q, k, v, cu_q, *rest, key_heads=shared, **form)
-    k, v = (t.unflatten(1, (shared, size)).repeat_interleave(own // shared, 1).flatten(1) for t in (k, v))
-    alone, _ = kernel(q, k, v, cu_q, *rest, **form)
+    together, alone = asking(kernel, [300, 1, 40], [1, 1, 1], (70, 10), 24, back)
     np.testing.assert_array_equal(together, alone)
 
 

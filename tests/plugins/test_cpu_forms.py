@@ -140,17 +140,21 @@ def test_groups_of_queries_share_keys(kernel, dtype):
 def test_one_query_a_text(kernel, lengths, counts, heads, dtype, back):
     """As in generation: heads that share keys are computed together, and give to the bit what each gives alone. Beside them are texts that
     ask nothing, or more."""
-    own, shared = heads
     asked = [min(length, count) for length, count in zip(lengths, counts)]
-    _, k, v, cu_k, *_ = make_inputs(lengths, heads=shared, head_size=12, dtype=dtype)
-    q, _, _, cu_q, *rest = make_inputs(asked, heads=own, head_size=12, dtype=dtype)
+    together, alone = asking(kernel, lengths, asked, heads, 12, back, dtype)
+    np.testing.assert_array_equal(together, alone)
+
+
+def asking(kernel, lengths, asked, heads, size, back, dtype=torch.float32):
+    """What the last tokens of texts get, so many of each: of heads that share keys, and of as many that have copies of them."""
+    own, shared = heads
+    _, k, v, cu_k, *_ = make_inputs(lengths, heads=shared, head_size=size, dtype=dtype)
+    q, _, _, cu_q, *rest = make_inputs(asked, heads=own, head_size=size, dtype=dtype)
     place = torch.cat([torch.arange(length, dtype=torch.int32) for length in lengths])
     ends = torch.cat([torch.arange(length - count, length, dtype=torch.int32) for length, count in zip(lengths, asked)])
-    form = {"positions": ends, "key_positions": place, "cu_k": cu_k, "reach": (back, 0)}
-    whole = [t.unflatten(1, (shared, 12)).repeat_interleave(own // shared, dim=1).flatten(1) for t in (k, v)]
-    together, _ = kernel(q, k, v, cu_q, *rest, key_heads=shared, received=False, **form)
-    alone, _ = kernel(q, *whole, cu_q, *rest, received=False, **form)
-    np.testing.assert_array_equal(together, alone)
+    form = {"positions": ends, "key_positions": place, "cu_k": cu_k, "reach": (back, 0), "received": False}
+    whole = [t.unflatten(1, (shared, size)).repeat_interleave(own // shared, dim=1).flatten(1) for t in (k, v)]
+    return kernel(q, k, v, cu_q, *rest, key_heads=shared, **form)[0], kernel(q, *whole, cu_q, *rest, **form)[0]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -5,7 +5,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from cpu_operators import COMPILED_FOR, EMULATED
+from cpu_operators import COMPILED_FOR, DEFINED, TILES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_calls import (
@@ -20,6 +20,7 @@ from linear_calls import (
     multiply,
     multiply_in_three,
 )
+from plugin_host import SANITIZERS
 from testbed import ROOT
 
 from adtp_export.contract import (
@@ -214,19 +215,10 @@ def test_names_are_those_of_the_contract():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tiles", [[], ["-include", EMULATED / "tiles.h"]], ids=["", "emulated tiles"])
-def test_under_sanitizers(tmp_path, tiles):
+@pytest.mark.parametrize("defined", [DEFINED, TILES], ids=["", "emulated tiles"])
+def test_under_sanitizers(tmp_path, defined):
     """No read or write outside, and nothing undefined, in all forms and sizes around tiles, whose own reads only emulated tiles show."""
-    flags = [
-        *tiles,
-        "-std=c++17",
-        "-O1",
-        "-g",
-        "-fsanitize=address,undefined",
-        "-fno-sanitize-recover=all",
-        "-DADTP_X86",
-        "-DADTP_AMX",
-    ]
+    flags = [*defined, "-std=c++17", "-O1", *SANITIZERS]
     own = {name: flags for name, flags in COMPILED_FOR.items() if name.startswith("linear_")}
     objects = []
     for name in (*ANYWHERE, *own):
@@ -240,4 +232,4 @@ def test_under_sanitizers(tmp_path, tiles):
     ran = subprocess.run([program], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "portable" in ran.stdout
-    assert not tiles or ("avx512_bf16" in ran.stdout) == ("amx" in ran.stdout)
+    assert defined is not TILES or ("avx512_bf16" in ran.stdout) == ("amx" in ran.stdout)
