@@ -31,7 +31,7 @@ from adtp_export.pipeline.tune.exports import TIMES
 from adtp_export.pipeline.tune.options import TuneOptions
 from adtp_export.pipeline.tune.plan import SHORTLIST, Plan
 from adtp_export.pipeline.tune.race import Search
-from adtp_export.pipeline.tune.rows import identity, read, what_was_cut
+from adtp_export.pipeline.tune.rows import read, what_was_cut
 from adtp_export.pipeline.tune.shapes import Arm, Level
 from adtp_export.pipeline.tune.students import RECORD, WEIGHTS, Students
 from adtp_export.pipeline.tune.trials import Trials, ask_teacher
@@ -44,14 +44,11 @@ QUIET = Audience(lambda done, total: None, lambda text: None)
 
 @pytest.fixture(scope="module")
 def reviewed(tmp_path_factory, reviews):
-    """The reviews with no row in both files."""
+    """The reviews; some are in both files."""
     directory = tmp_path_factory.mktemp("reviewed")
-    train = shutil.copy(reviews / "train.tsv", directory)
-    known = {identity(line.split("\t")[0]) for line in (directory / "train.tsv").read_text().splitlines()}
-    head, *lines = (reviews / "test.tsv").read_text().splitlines(keepends=True)
-    new = [line for line in lines if identity(line.split("\t")[0]) not in known]
-    (directory / "dev.tsv").write_text(head + "".join(new))
-    return {"train": train, "dev": directory / "dev.tsv"}
+    return {
+        part: shutil.copy(reviews / f"{name}.tsv", directory) for part, name in (("train", "train"), ("dev", "test"))
+    }
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +229,19 @@ def test_rows_that_prove_nothing_are_refused(model, tmp_path, dev, more, message
     rows = {"train": labelled(tmp_path / "train.tsv", many(80, 0)), "dev": labelled(tmp_path / "dev.tsv", dev)}
     with pytest.raises(InputError, match=message):
         read(options(model, rows, **more))
+
+
+def test_dev_rows_that_are_training_rows_are_left_out(model, tmp_path):
+    known, new = many(80, 0), many(80, 1)
+    rows = [*new[:40], *((text.upper() + " !", label) for text, label in known[:3]), *new[40:]]
+    data = {"train": labelled(tmp_path / "train.tsv", known), "dev": labelled(tmp_path / "dev.tsv", rows)}
+    found = read(options(model, data))
+    tables = found.task.tables
+    assert sorted(tables["dev"].texts + tables["test"].texts) == sorted(text for text, _ in new)
+    assert len(tables["train"]) == 80
+    assert re.match(
+        r"3 of 83 rows of dev.tsv are rows of train.tsv, too, such as row 41, .* so they are left out", found.left_out
+    )
 
 
 def test_labels_that_the_model_does_not_know_are_refused(model, tmp_path):

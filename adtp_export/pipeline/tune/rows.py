@@ -38,17 +38,22 @@ LEAST = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Data of a run. task: with "train", "dev" to choose on, and "test" to confirm on. groups: of "dev" and "test", by table row."""
+    """Data of a run.
+
+    task: with "train", "dev" to choose on, and "test" to confirm on. groups: of "dev" and "test", by table row. left_out: says which dev
+    rows are not used, if any.
+    """
 
     task: Task
     groups: dict[str, np.ndarray]
+    left_out: str = ""
 
 
 def read(chosen: TuneOptions) -> Rows:
     """Read model and rows, and part them.
 
     Raises:
-        InputError: rows of dev that are rows of train, or too few for what is asked, or for a step; or as `training.task.read_task`.
+        InputError: too few rows for what is asked, or for a step, or no dev rows but those of train; or as `training.task.read_task`.
     """
     settings = TrainOptions(
         train=str(chosen.train),
@@ -73,11 +78,11 @@ def read(chosen: TuneOptions) -> Rows:
         raise InputError(
             f"{train.source}: its labels are numbers, and adtp-tune takes classes; if they name classes, type --task classification"
         )
+    left_out = ""
     if chosen.dev is None:
         train, dev, groups = hold_out(train, chosen.seed)
     else:
-        dev = objective.read(Path(chosen.dev), settings)
-        check_apart(train, dev)
+        dev, left_out = apart(train, objective.read(Path(chosen.dev), settings))
         groups = groups_of(dev.texts)
     if chosen.batch_size > len(train):
         raise InputError(
@@ -88,7 +93,7 @@ def read(chosen: TuneOptions) -> Rows:
     parts = {"dev": choose, "test": confirm}
     tables = {"train": train, **{part: dev.rows(at.tolist(), f"{dev.source}, {part}") for part, at in parts.items()}}
     task = make_task(settings, objective, tables)
-    return Rows(task=task, groups={part: renumbered(groups[at]) for part, at in parts.items()})
+    return Rows(task=task, groups={part: renumbered(groups[at]) for part, at in parts.items()}, left_out=left_out)
 
 
 def groups_of(texts: Sequence[Any]) -> np.ndarray:
@@ -104,16 +109,24 @@ def identity(row: Any) -> str:
     return normalized(f"{row.question} {row.context}" if isinstance(row, Question) else told(row))
 
 
-def check_apart(train: Table, dev: Table) -> None:
-    """Raises InputError where rows of dev are rows of train, whatever their case and punctuation."""
+def apart(train: Table, dev: Table) -> tuple[Table, str]:
+    """Return dev without rows of train, whatever their case and punctuation, and what to say of these; "" where there are none.
+
+    Raises:
+        InputError: all rows are rows of train.
+    """
     known = {identity(row) for row in train.texts}
-    both = [number for number, row in enumerate(dev.texts, start=1) if identity(row) in known]
-    if both:
-        first = quoted(told(dev.texts[both[0] - 1])[:80])
-        raise InputError(
-            f"--dev: {len(both)} of {len(dev)} rows of {dev.source} are rows of {train.source}, too, such as row {both[0]}, {first}. What "
-            "a student has learned by heart says nothing of other texts: take them out of one file, or leave --dev out"
-        )
+    both = [number for number, row in enumerate(dev.texts) if identity(row) in known]
+    if not both:
+        return dev, ""
+    said = (
+        f"{len(both):,} of {len(dev):,} rows of {dev.source} are rows of {train.source}, too, such as row {both[0] + 1}, "
+        f"{quoted(told(dev.texts[both[0]])[:80])}. What a student has learned by heart says nothing of other texts"
+    )
+    if len(both) == len(dev):
+        raise InputError(f"--dev: {said}: give other rows, or leave --dev out")
+    kept = sorted(set(range(len(dev))).difference(both))
+    return dev.rows(kept, dev.source), f"{said}, so they are left out"
 
 
 def hold_out(table: Table, seed: int) -> tuple[Table, Table, np.ndarray]:
