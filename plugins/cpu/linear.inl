@@ -1,6 +1,6 @@
 // The kernel, for any vector type. Each processor's file defines these before it includes this:
 //
-//   Vector: kLanes floats; and of vectors min, abs, inverse, root, whereNegative(x, then, otherwise), storeBytes and storeBf16(p, x, n)
+//   Vector: kLanes floats; and of vectors min, root, storeBytes and storeBf16(p, x, n)
 //   Bf16, Int8: a group of a row times groups of kLanes columns, with
 //     kRows: of a tile, kVectors: of its columns; together they fill the registers
 //     Sums, Weights, Row; zero(), load(weights), broadcast(row), dot(sums, row, weights)
@@ -26,30 +26,24 @@ constexpr int64_t kBf16Bytes = Bf16::kRowBytes / 2; // of a value
 constexpr int64_t kAnyTile = 12; // what tiles of 12, 6 and 4 rows divide
 constexpr float kLeastScale = 1.17549435e-38F; // the smallest normal number: its inverse is finite
 
-// x * (1 + erf(x / sqrt(2))) / 2. erf is Abramowitz and Stegun's 7.1.26, which is off by at most 1.5e-7. NaN stays NaN. 1e30 is
-// there for infinity, whose inverse is not 0 where it is refined from an estimate.
+// x * (1 + erf(x / sqrt(2))) / 2, off by at most 5e-6, and by 1.5e-5 of a positive result: the next product rounds it to 8 bits. x is
+// multiplied by the share of a normal distribution that lies below it. Between -kFar and kFar this is 1/2 and x times a polynomial of x * x,
+// in which kFar * kFar is 1 and 0 is -1; there it ends with 0 and 1. NaN stays NaN, because x is a factor.
+constexpr float kFar = 4.8203125F;
+constexpr float kShare[] = {1.51123991e-3F, -4.37617768e-3F, 5.55704953e-3F, -7.55180605e-3F, 1.40405688e-2F, -2.24013776e-2F,
+    3.08445804e-2F, -4.05580774e-2F, 5.27663305e-2F, -7.27022439e-2F, 1.46597624e-1F};
+constexpr int32_t kShareTerms = sizeof(kShare) / sizeof(float);
+
 inline Vector gelu(Vector x)
 {
-    Vector const one = Vector::of(1.0F);
-    Vector const z = abs(x) * Vector::of(0.70710678F);
-    Vector const t = inverse(min(Vector::multiplyAdd(z, Vector::of(0.3275911F), one), Vector::of(1e30F)));
-    Vector p = Vector::of(1.061405429F);
-    p = Vector::multiplyAdd(p, t, Vector::of(-1.453152027F));
-    p = Vector::multiplyAdd(p, t, Vector::of(1.421413741F));
-    p = Vector::multiplyAdd(p, t, Vector::of(-0.284496736F));
-    p = Vector::multiplyAdd(p, t, Vector::of(0.254829592F));
-    // exp(-z * z) = 2^power; below 2^-110 it does not matter, and subnormal numbers would take a hundred times as long
-    Vector const power = Vector::max(Vector::of(-110.0F), z * z * Vector::of(-1.44269504F));
-    Vector const whole = Vector::round(power);
-    Vector const part = power - whole;
-    Vector q = Vector::of(1.33335581e-3F);
-    q = Vector::multiplyAdd(q, part, Vector::of(9.61812911e-3F));
-    q = Vector::multiplyAdd(q, part, Vector::of(5.55041087e-2F));
-    q = Vector::multiplyAdd(q, part, Vector::of(2.40226507e-1F));
-    q = Vector::multiplyAdd(q, part, Vector::of(6.93147181e-1F));
-    q = Vector::multiplyAdd(q, part, one);
-    Vector const half = p * t * Vector::timesPowerOf2(q, whole) * Vector::of(0.5F); // erfc(z) / 2
-    return x * whereNegative(x, half, one - half);
+    Vector const near = min(Vector::max(x, Vector::of(-kFar)), Vector::of(kFar));
+    Vector const t = Vector::multiplyAdd(near * near, Vector::of(2.0F / (kFar * kFar)), Vector::of(-1.0F));
+    Vector p = Vector::of(kShare[0]);
+    ADTP_UNROLL for (int32_t i = 1; i < kShareTerms; ++i)
+    {
+        p = Vector::multiplyAdd(p, t, Vector::of(kShare[i]));
+    }
+    return x * Vector::multiplyAdd(near, p, Vector::of(0.5F));
 }
 
 // Where a column of the first row goes, and by how many values rows lie apart.

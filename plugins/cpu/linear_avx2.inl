@@ -38,25 +38,9 @@ inline Vector min(Vector x, Vector y)
     return {_mm256_min_ps(x.value, y.value)};
 }
 
-inline Vector abs(Vector x)
-{
-    return {_mm256_andnot_ps(_mm256_set1_ps(-0.0F), x.value)};
-}
-
-inline Vector inverse(Vector x) // to the last place or two
-{
-    __m256 const y = _mm256_rcp_ps(x.value);
-    return {_mm256_mul_ps(y, _mm256_fnmadd_ps(x.value, y, _mm256_set1_ps(2.0F)))};
-}
-
 inline Vector root(Vector x)
 {
     return {_mm256_sqrt_ps(x.value)};
-}
-
-inline Vector whereNegative(Vector x, Vector then, Vector otherwise)
-{
-    return {_mm256_blendv_ps(otherwise.value, then.value, _mm256_cmp_ps(x.value, _mm256_setzero_ps(), _CMP_LT_OQ))};
 }
 
 inline __m256i broadcastGroup(uint8_t const* p)

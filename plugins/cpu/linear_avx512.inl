@@ -39,25 +39,9 @@ inline Vector min(Vector x, Vector y)
     return {_mm512_min_ps(x.value, y.value)};
 }
 
-inline Vector abs(Vector x)
-{
-    return {_mm512_abs_ps(x.value)};
-}
-
-inline Vector inverse(Vector x) // to the last place or two
-{
-    __m512 const y = _mm512_rcp14_ps(x.value);
-    return {_mm512_mul_ps(y, _mm512_fnmadd_ps(x.value, y, _mm512_set1_ps(2.0F)))};
-}
-
 inline Vector root(Vector x)
 {
     return {_mm512_sqrt_ps(x.value)};
-}
-
-inline Vector whereNegative(Vector x, Vector then, Vector otherwise)
-{
-    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.value, _mm512_setzero_ps(), _CMP_LT_OQ), otherwise.value, then.value)};
 }
 
 inline __m512i broadcastGroup(uint8_t const* p)

@@ -44,24 +44,9 @@ inline Vector min(Vector x, Vector y)
     return {vbslq_f32(vcltq_f32(x.value, y.value), x.value, y.value)};
 }
 
-inline Vector abs(Vector x)
-{
-    return {vabsq_f32(x.value)};
-}
-
-inline Vector inverse(Vector x)
-{
-    return {vdivq_f32(vdupq_n_f32(1.0F), x.value)};
-}
-
 inline Vector root(Vector x)
 {
     return {vsqrtq_f32(x.value)};
-}
-
-inline Vector whereNegative(Vector x, Vector then, Vector otherwise)
-{
-    return {vbslq_f32(vcltzq_f32(x.value), then.value, otherwise.value)};
 }
 
 struct Bf16

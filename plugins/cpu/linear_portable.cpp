@@ -58,16 +58,6 @@ struct Vector
     {
         return each([=](int32_t i) { return ::rintf(x.value[i]); });
     }
-    static Vector timesPowerOf2(Vector x, Vector power) // of a normal number, from 2^-125 on
-    {
-        return each([=](int32_t i) {
-            bool const isNumber = power.value[i] == power.value[i];
-            auto const bits = static_cast<uint32_t>((isNumber ? static_cast<int32_t>(power.value[i]) : 0) + 127) << 23;
-            float factor;
-            std::memcpy(&factor, &bits, sizeof(factor));
-            return x.value[i] * factor;
-        });
-    }
     friend Vector operator-(Vector x, Vector y)
     {
         return each([=](int32_t i) { return x.value[i] - y.value[i]; });
@@ -104,24 +94,9 @@ inline Vector min(Vector x, Vector y)
     return Vector::each([=](int32_t i) { return x.value[i] < y.value[i] ? x.value[i] : y.value[i]; });
 }
 
-inline Vector abs(Vector x)
-{
-    return Vector::each([=](int32_t i) { return x.value[i] < 0.0F ? -x.value[i] : x.value[i]; });
-}
-
-inline Vector inverse(Vector x)
-{
-    return Vector::each([=](int32_t i) { return 1.0F / x.value[i]; });
-}
-
 inline Vector root(Vector x)
 {
     return Vector::each([=](int32_t i) { return ::sqrtf(x.value[i]); });
-}
-
-inline Vector whereNegative(Vector x, Vector then, Vector otherwise)
-{
-    return Vector::each([=](int32_t i) { return x.value[i] < 0.0F ? then.value[i] : otherwise.value[i]; });
 }
 
 struct Bf16

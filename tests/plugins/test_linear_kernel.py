@@ -79,6 +79,13 @@ def test_several_pieces(kernel, precision, m, k, n):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("most", [1e-3, 1, 6, 1e6])
+def test_the_gelu_of_many_numbers(kernel, precision, most):
+    x, weight, _ = make_product(1, 4, 40_001)
+    check(kernel, precision, (0 * x, weight, np.linspace(-most, most, 40_001, dtype=np.float32)), True)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
 @given(st.sampled_from([0, 1, 7, 40, 193]), st.integers(1, 70), st.integers(1, 6), st.integers(0, 2**16))
 @settings(max_examples=15, deadline=None)
 def test_three_results(kernel, precision, m, k, blocks, seed):
