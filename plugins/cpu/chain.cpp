@@ -9,8 +9,6 @@ namespace adtp
 namespace
 {
 
-// Of a core's second level, for the numbers of a piece; weights pass through the rest.
-constexpr int64_t kCacheBytes = 1 << 20;
 constexpr int64_t kLeastRows = 64; // of a piece: each reads all weights
 constexpr int64_t kMostRows = 256;
 constexpr int64_t kNormRows = 32; // of a piece where products are divided by columns
@@ -34,7 +32,7 @@ int64_t rowsOfPieces(Chain const& chain, LinearLevel const& level)
     {
         bytes += rowBytes(chain.second, level) + (chain.first.scale ? 4 * chain.first.n : 0);
     }
-    int64_t const fit = std::clamp(kCacheBytes / bytes, kLeastRows, kMostRows);
+    int64_t const fit = std::clamp(level.cacheBytes / bytes, kLeastRows, kMostRows);
     int64_t const pieces = roundUp(divideUp(m, fit), threads);
     return roundUp(divideUp(m, pieces), level.tileRows);
 }

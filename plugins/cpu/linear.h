@@ -68,6 +68,8 @@ struct LowRows
 };
 
 // The same code, compiled for one kind of processor.
+constexpr int64_t kCacheBytes = 1 << 20; // of a core's second level, on most processors
+
 struct LinearLevel
 {
     char const* name;
@@ -75,6 +77,7 @@ struct LinearLevel
     int64_t tileRows; // a piece has a multiple of them
     int64_t readRows; // are read at once: the rows of a call are padded to a multiple, with any bytes
     int64_t readBytes; // of a row likewise, with zeros
+    int64_t cacheBytes; // of a core, for the numbers of a piece of a chain; weights pass through the rest
     void (*convert)(Linear const& call, LowRows const& rows, int64_t first, int64_t end);
     void (*multiply)(Linear const& call, LowRows const& rows, int64_t first, int64_t end, int64_t firstBlock, int64_t endBlock);
     void (*addNorm)(AddNorm const& call, int64_t first, int64_t end);

@@ -216,5 +216,5 @@ void multiplyAmx(Linear const& call, LowRows const& rows, int64_t first, int64_t
 } // namespace
 
 extern LinearLevel const kLinearAmx;
-LinearLevel const kLinearAmx{"amx", Bf16::kRowBytes, 2 * kTileRows, kTileRows, kTileBytes, convert, multiplyAmx, addNorm};
+LinearLevel const kLinearAmx{"amx", Bf16::kRowBytes, 2 * kTileRows, kTileRows, kTileBytes, 2 * kCacheBytes, convert, multiplyAmx, addNorm};
 } // namespace adtp

@@ -4,5 +4,5 @@
 namespace adtp
 {
 extern LinearLevel const kLinearAvx2;
-LinearLevel const kLinearAvx2{"avx2", Bf16::kRowBytes, kAnyTile, 1, 1, convert, multiply, addNorm};
+LinearLevel const kLinearAvx2{"avx2", Bf16::kRowBytes, kAnyTile, 1, 1, kCacheBytes, convert, multiply, addNorm};
 } // namespace adtp

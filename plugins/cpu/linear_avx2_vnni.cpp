@@ -5,5 +5,5 @@
 namespace adtp
 {
 extern LinearLevel const kLinearAvx2Vnni;
-LinearLevel const kLinearAvx2Vnni{"avx2_vnni", Bf16::kRowBytes, kAnyTile, 1, 1, convert, multiply, addNorm};
+LinearLevel const kLinearAvx2Vnni{"avx2_vnni", Bf16::kRowBytes, kAnyTile, 1, 1, kCacheBytes, convert, multiply, addNorm};
 } // namespace adtp

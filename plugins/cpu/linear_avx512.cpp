@@ -4,5 +4,5 @@
 namespace adtp
 {
 extern LinearLevel const kLinearAvx512;
-LinearLevel const kLinearAvx512{"avx512", Bf16::kRowBytes, kAnyTile, 1, 1, convert, multiply, addNorm};
+LinearLevel const kLinearAvx512{"avx512", Bf16::kRowBytes, kAnyTile, 1, 1, kCacheBytes, convert, multiply, addNorm};
 } // namespace adtp

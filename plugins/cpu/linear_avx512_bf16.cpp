@@ -6,5 +6,5 @@
 namespace adtp
 {
 extern LinearLevel const kLinearAvx512Bf16;
-LinearLevel const kLinearAvx512Bf16{"avx512_bf16", Bf16::kRowBytes, kAnyTile, 1, 1, convert, multiply, addNorm};
+LinearLevel const kLinearAvx512Bf16{"avx512_bf16", Bf16::kRowBytes, kAnyTile, 1, 1, kCacheBytes, convert, multiply, addNorm};
 } // namespace adtp

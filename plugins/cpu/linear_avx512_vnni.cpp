@@ -5,5 +5,5 @@
 namespace adtp
 {
 extern LinearLevel const kLinearAvx512Vnni;
-LinearLevel const kLinearAvx512Vnni{"avx512_vnni", Bf16::kRowBytes, kAnyTile, 1, 1, convert, multiply, addNorm};
+LinearLevel const kLinearAvx512Vnni{"avx512_vnni", Bf16::kRowBytes, kAnyTile, 1, 1, kCacheBytes, convert, multiply, addNorm};
 } // namespace adtp

@@ -7,6 +7,6 @@
 namespace adtp
 {
 extern LinearLevel const kLinearNeon;
-LinearLevel const kLinearNeon{"neon", Bf16::kRowBytes, kAnyTile, 1, 1, convert, multiply, addNorm};
+LinearLevel const kLinearNeon{"neon", Bf16::kRowBytes, kAnyTile, 1, 1, kCacheBytes, convert, multiply, addNorm};
 } // namespace adtp
 #endif

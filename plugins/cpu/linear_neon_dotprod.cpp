@@ -19,6 +19,6 @@
 namespace adtp
 {
 extern LinearLevel const kLinearNeonDotprod;
-LinearLevel const kLinearNeonDotprod{"neon_dotprod", Bf16::kRowBytes, kAnyTile, 1, 1, convert, multiply, addNorm};
+LinearLevel const kLinearNeonDotprod{"neon_dotprod", Bf16::kRowBytes, kAnyTile, 1, 1, kCacheBytes, convert, multiply, addNorm};
 } // namespace adtp
 #endif

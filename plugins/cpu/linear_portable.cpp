@@ -196,5 +196,5 @@ struct Int8
 namespace adtp
 {
 extern LinearLevel const kLinearPortable;
-LinearLevel const kLinearPortable{"portable", Bf16::kRowBytes, kAnyTile, 1, 1, convert, multiply, addNorm};
+LinearLevel const kLinearPortable{"portable", Bf16::kRowBytes, kAnyTile, 1, 1, kCacheBytes, convert, multiply, addNorm};
 } // namespace adtp
