@@ -131,6 +131,7 @@ def test_an_interrupted_run_says_how_to_go_on(model, reviewed, tmp_path):
     steps = StoppedAtProgress(1)
     with pytest.raises(KeyboardInterrupt):
         room.tune(model, out=tmp_path / "out", steps=steps, **reviewed, **FAST)
+    assert "rows of test.tsv are rows of train.tsv, too" in steps.notes[0]
     assert steps.notes[-1] == "what is done stays; to go on, type the same command again, and add --resume"
 
 
@@ -220,6 +221,11 @@ def many(count, seed, labels=("negative", "positive")):
             {},
             "18 rows to choose on and 12 to confirm on, in 18 and 12 groups of .* at least 20 groups of each",
         ),
+        (
+            [*many(80, 0), *many(30, 1)],
+            {},
+            "at least 20 groups .* Give more texts. 80 of 110 rows of dev.tsv are rows of train.tsv, too, .* left out",
+        ),
         (many(300, 1), {"strict": True}, "120 rows to confirm on cannot .* 750 dev .* --max-drop 2.5"),
         (many(80, 1, ("negative", "neutral")), {}, "has the label 'neutral'"),
         (many(80, 1), {"batch_size": 10**6}, "--batch-size: got 1,000,000; train.tsv has 80 rows to train on"),
@@ -240,7 +246,8 @@ def test_dev_rows_that_are_training_rows_are_left_out(model, tmp_path):
     assert sorted(tables["dev"].texts + tables["test"].texts) == sorted(text for text, _ in new)
     assert len(tables["train"]) == 80
     assert re.match(
-        r"3 of 83 rows of dev.tsv are rows of train.tsv, too, such as row 41, .* so they are left out", found.left_out
+        r"3 of 83 rows of dev.tsv are rows of train.tsv, too, such as row 41, .* so these rows are left out",
+        found.left_out,
     )
 
 

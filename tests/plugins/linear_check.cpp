@@ -195,7 +195,7 @@ bool isWithinBounds(char const* level, Product const& product)
             if (product.gelu)
             {
                 want = whole * std::erfc(-whole / std::sqrt(2.0)) / 2;
-                allowed = 1.2 * allowed + kGeluError + kGeluRounds * std::abs(whole);
+                allowed = 1.2 * allowed + kGeluError + kGeluRounds * std::abs(want);
             }
             if (!(std::abs(static_cast<double>(y[r * product.n + j]) - want) <= allowed))
             {

@@ -82,14 +82,14 @@ def read(chosen: TuneOptions) -> Rows:
     if chosen.dev is None:
         train, dev, groups = hold_out(train, chosen.seed)
     else:
-        dev, left_out = apart(train, objective.read(Path(chosen.dev), settings))
+        dev, left_out = without_known(train, objective.read(Path(chosen.dev), settings))
         groups = groups_of(dev.texts)
     if chosen.batch_size > len(train):
         raise InputError(
             f"--batch-size: got {chosen.batch_size:,}; {train.source} has {len(train):,} rows to train on; accepted is at most that"
         )
     choose, confirm = halves(groups, chosen.seed)
-    check_enough(groups, (choose, confirm), chosen)
+    check_enough(groups, (choose, confirm), chosen, left_out)
     parts = {"dev": choose, "test": confirm}
     tables = {"train": train, **{part: dev.rows(at.tolist(), f"{dev.source}, {part}") for part, at in parts.items()}}
     task = make_task(settings, objective, tables)
@@ -109,7 +109,7 @@ def identity(row: Any) -> str:
     return normalized(f"{row.question} {row.context}" if isinstance(row, Question) else told(row))
 
 
-def apart(train: Table, dev: Table) -> tuple[Table, str]:
+def without_known(train: Table, dev: Table) -> tuple[Table, str]:
     """Return dev without rows of train, whatever their case and punctuation, and what to say of these; "" where there are none.
 
     Raises:
@@ -126,7 +126,7 @@ def apart(train: Table, dev: Table) -> tuple[Table, str]:
     if len(both) == len(dev):
         raise InputError(f"--dev: {said}: give other rows, or leave --dev out")
     kept = sorted(set(range(len(dev))).difference(both))
-    return dev.rows(kept, dev.source), f"{said}, so they are left out"
+    return dev.rows(kept, dev.source), f"{said}, so these rows are left out"
 
 
 def hold_out(table: Table, seed: int) -> tuple[Table, Table, np.ndarray]:
@@ -190,17 +190,18 @@ def least_needed(drop: float, candidates: int = 1) -> int:
     return math.ceil(math.log(candidates / ALPHA) / (drop / 100))
 
 
-def check_enough(groups: np.ndarray, halved: Sequence[np.ndarray], chosen: TuneOptions) -> None:
+def check_enough(groups: np.ndarray, halved: Sequence[np.ndarray], chosen: TuneOptions, left_out: str) -> None:
     """Raises InputError where dev rows are too few for anything, or for a proof that is asked for.
 
     Args:
-        groups: of all rows. halved: the numbers of those to choose on and of those to confirm on.
+        groups: of all rows. halved: the numbers of those to choose on and of those to confirm on. left_out: says which are not among them.
     """
+    also = f". {left_out}" if left_out else ""
     rows, apart = [len(half) for half in halved], [len(np.unique(groups[half])) for half in halved]
     if min(apart) < LEAST:
         raise InputError(
             f"--dev: {rows[0]} rows to choose on and {rows[1]} to confirm on, in {apart[0]} and {apart[1]} groups of texts that do not "
-            f"overlap; at least {LEAST} groups of each are needed. Give more texts"
+            f"overlap; at least {LEAST} groups of each are needed. Give more texts{also}"
         )
     drop, own = chosen.drop, worth(groups[halved[1]])
     if chosen.strict and drop is not None and own < (least := least_needed(drop)):
@@ -208,7 +209,7 @@ def check_enough(groups: np.ndarray, halved: Sequence[np.ndarray], chosen: TuneO
         raise InputError(
             f"--dev: its {rows[1]} rows to confirm on{counted(rows[1], own)} cannot prove that at most {drop:g} points are lost. That "
             f"takes at least {least:,}, or {math.ceil(least / CONFIRM):,} dev rows, even for a student that answers all of them as MODEL "
-            f"does. Give more rows, or leave --strict out{f', or type --max-drop {holds:.1f}' if holds < 100 else ''}"
+            f"does. Give more rows, or leave --strict out{f', or type --max-drop {holds:.1f}' if holds < 100 else ''}{also}"
         )
 
 

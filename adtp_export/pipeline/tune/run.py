@@ -139,6 +139,7 @@ class Run:
             "schema": SCHEMA,
             "plan": ready.plan.to_json(),
             "rows": {part: len(table) for part, table in self.task.tables.items()},
+            "left_out": self.rows.left_out,
             "shows": self.shows,
             "workload": self.rounds.name,
             "dense": dense,
