@@ -229,8 +229,8 @@ def render_tuned(record: dict[str, Any]) -> str:
     heads = [COLUMNS[0], "speedup over the model", "over its INT8", *COLUMNS[2:]]
     minutes = sum(record["durations_s"].values()) / 60
     told = (
-        f"{len(record['trials'])} trials; {minutes:.0f} minutes; the verdict is {record['verdict']}. The model answers "
-        f"{record['teacher']['test']:.2%} of {record['rows']['test']:,} confirmation rows right. {record['shows'][0].upper()}"
+        f"{len(record['trials'])} trials; {minutes:.0f} minutes; the verdict is {record['verdict']}. The model scores "
+        f"{record['teacher']['test']:.2%} on {record['rows']['test']:,} confirmation rows. {record['shows'][0].upper()}"
         f"{record['shows'][1:]}. {place(record)}."
     )
     return f"{table(heads, lines)}\n\n{told}"
