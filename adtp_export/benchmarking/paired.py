@@ -19,8 +19,8 @@ import numpy as np
 DRAWS, TOGETHER = 10_000, 500
 """How often seeds and groups are drawn, and how often at a time."""
 LOW, HIGH = 0.025, 0.975
-KEPT_GROUPS = 2000
-"""Draws of up to so many groups are kept for later comparisons, ten times 20 MB at most: drawing takes nearly all of the time."""
+KEPT_GROUPS = 5000
+"""Draws of up to so many groups are kept for later comparisons, ten times 50 MB at most: drawing takes nearly all of the time."""
 
 Draws = tuple[np.ndarray, np.ndarray]
 """How often each seed and each group is drawn: ``(TOGETHER, seeds)`` and ``(TOGETHER, groups)``."""
