@@ -216,7 +216,11 @@ def aloud(rows):
     ("dev", "more", "message"),
     [
         (aloud(many(80, 0)), {}, "80 of 80 rows of dev.tsv are rows of train.tsv, too"),
-        (many(30, 1), {}, "18 rows to choose on and 12 to confirm on, in 18 and 12 groups of .* 20 groups of each"),
+        (
+            many(30, 1),
+            {},
+            "18 rows to choose on and 12 to confirm on, in 18 and 12 groups of .* at least 20 groups of each",
+        ),
         ([*many(80, 0), *many(30, 1)], {}, "at least 20 groups .* 80 of 110 rows of dev.tsv are rows .* left out"),
         (many(300, 1), {"strict": True}, "120 rows to confirm on cannot .* 750 dev .* --max-drop 2.5"),
         (many(80, 1, ("negative", "neutral")), {}, "has the label 'neutral'"),

@@ -41,12 +41,12 @@ class Rows:
     """Data of a run.
 
     task: with "train", "dev" to choose on, and "test" to confirm on. groups: of "dev" and "test", by table row. left_out: says which dev
-    rows are not used, if any.
+    rows are not used; "" where all are.
     """
 
     task: Task
     groups: dict[str, np.ndarray]
-    left_out: str = ""
+    left_out: str
 
 
 def read(chosen: TuneOptions) -> Rows:
@@ -116,17 +116,17 @@ def without_known(train: Table, dev: Table) -> tuple[Table, str]:
         InputError: all rows are rows of train.
     """
     known = {identity(row) for row in train.texts}
-    both = [number for number, row in enumerate(dev.texts) if identity(row) in known]
-    if not both:
+    in_both = np.array([identity(row) in known for row in dev.texts], bool)
+    both, new = np.flatnonzero(in_both), np.flatnonzero(~in_both)
+    if not len(both):
         return dev, ""
     said = (
         f"{len(both):,} of {len(dev):,} rows of {dev.source} are rows of {train.source}, too, such as row {both[0] + 1}, "
         f"{quoted(told(dev.texts[both[0]])[:80])}. What a student has learned by heart says nothing of other texts"
     )
-    if len(both) == len(dev):
+    if not len(new):
         raise InputError(f"--dev: {said}: give other rows, or leave --dev out")
-    kept = sorted(set(range(len(dev))).difference(both))
-    return dev.rows(kept, dev.source), f"{said}, so these rows are left out"
+    return dev.rows(new.tolist(), dev.source), f"{said}, so these rows are left out"
 
 
 def hold_out(table: Table, seed: int) -> tuple[Table, Table, np.ndarray]:
