@@ -184,6 +184,9 @@ MAX_THREADS = 1024
 DEFAULT_BATCH = 128
 """Texts that `load` runs at once, at most. On CPUs it is mostly their tokens that decide (`inference.batches`)."""
 
+DEFAULT_PICTURES = 8
+"""Pictures that run at once."""
+
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
 """Of targets, from the highest down."""
 

@@ -352,6 +352,14 @@ def directory_name(directory: Path) -> str:
     return Path(os.path.abspath(directory)).name
 
 
+def check_model_directory(directory: Path) -> None:
+    """Raises InputError where there is no directory of that name."""
+    if not os.path.isdir(directory):  # unlike Path.is_dir, no exception for a name that cannot be
+        what = "is not a directory" if os.path.exists(directory) else "does not exist"
+        how = "(config.json, model.safetensors, ...); hf download gets one from the Hub"
+        raise InputError(f"{directory} {what}; give the directory of a model {how}")
+
+
 def umask() -> int:
     """Return the mask of rights that new files do not get. Without Linux's record it is changed for a moment, for all threads."""
     with contextlib.suppress(OSError):

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -174,3 +175,18 @@ def networks(decoder):
         return {name: value.numpy() for name, value in zip(names, found, strict=True)}
 
     return read, go_on
+
+
+def with_rows(decoder, layer, change):
+    """A prefill that says that other rows enter a layer. change: of a prompt's number, and its rows from its first on."""
+    read, go_on = networks(decoder)
+
+    def changed(feed):
+        answer, starts = dict(read(feed)), feed["cu_seqlens"]
+        name, bounds = f"rows.{layer}", answer[f"cu_seqlens.{layer}"]
+        parts = [
+            change(n, answer[name][bounds[n] : bounds[n + 1]] - starts[n]) + starts[n] for n in range(len(starts) - 1)
+        ]
+        return {**answer, name: np.concatenate(parts)}
+
+    return changed, go_on

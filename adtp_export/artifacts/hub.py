@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import AdtpError, InputError, ellipsize, quoted, typed
 from ..io import JSON_BYTES, sha256
+from .directory import recover
 from .records import MANIFEST_NAME, Manifest
 
 CARD = "README.md"
@@ -45,9 +46,16 @@ def located(directory: Any) -> Any:
         InputError: the Hub has no such repository or does not give it, it is no output directory, or the Hub cannot be reached.
     """
     named = _REPOSITORY.fullmatch(directory) if isinstance(directory, str) else None
-    if named is None or os.path.lexists(directory):
+    if named is None or is_here(directory):
         return directory
     return _fetched(named["repo"], named["revision"])
+
+
+def is_here(directory: str | os.PathLike[str]) -> bool:
+    """Say whether there is something of this name on this machine. A result that a killed run had moved aside is brought back."""
+    with contextlib.suppress(OSError, ValueError):
+        recover(Path(directory))
+    return os.path.lexists(directory)
 
 
 def _fetched(repo: str, revision: str | None) -> Path:

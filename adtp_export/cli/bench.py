@@ -103,8 +103,8 @@ def show(document: Mapping[str, Any]) -> None:
 
 
 def _onnxruntime(versions: Mapping[str, str]) -> str:
-    """Return the version of the package of ONNX Runtime that is installed, which may be that for GPUs."""
-    return next(version for name, version in versions.items() if name.startswith("onnxruntime"))
+    """Return the version of the package of ONNX Runtime that is installed, which may be that for GPUs, or one of a name of its own."""
+    return next((version for name, version in versions.items() if name.startswith("onnxruntime")), "of unknown version")
 
 
 def left_out_lines(document: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +26,14 @@ from ..contract import (
 from ..errors import InputError, flag_name, printable
 from ..explain.records import Explanation
 from ..report.explained import HEAD, in_words, rows
-from . import run_images, run_prompts, run_ray
+from . import run_images, run_prompts, run_ray, run_texts
 from .console import check_place, counting_rows, make_table, print_json, run_command, table_console, write_npy
 from .parsing import Parser, add_version, is_given, named_as_typed
-from .run_texts import TextsParser, add_texts, head_of, instead_of_pairs, place, read, settle
 
 if TYPE_CHECKING:
     from ..data.readers import Text
     from ..inference.predictor import Predictor
 
-CHUNK, CHUNK_CHARACTERS = 1024, 1 << 24
 _PROMPTED = (HEAD_SEQUENCE, HEAD_VECTORS, *VECTORS)
 _FOR_HEADS = {
     "text_pair": (HEAD_SEQUENCE, HEAD_SPANS),
@@ -57,14 +55,14 @@ LISTS = ("tokens", "kept", "dropped_at", "vector", "vectors", "sparse", "indices
 
 
 def make_parser() -> Parser:
-    parser = TextsParser(
+    parser = run_texts.TextsParser(
         prog="adtp-run",
         description="Answer texts with an exported model, on the best target that runs on this machine. Prints JSON lines on stdout.",
     )
     parser.add_argument(
         "out", metavar="OUT", help="output directory of adtp-export, or a Hugging Face Hub repository such as user/repo"
     )
-    add_texts(parser)
+    run_texts.add_texts(parser)
     _add_answers(parser)
     parser.add_argument(
         "--kept",
@@ -89,7 +87,6 @@ def make_parser() -> Parser:
         "--batch-size",
         metavar="B",
         type=int,
-        default=DEFAULT_BATCH,
         help=f"maximum number of texts per batch (default: {DEFAULT_BATCH}, and 8 pictures for a vision tower); on CPUs batches of long "
         "texts are smaller",
     )
@@ -143,7 +140,7 @@ def _add_answers(parser: Parser) -> None:
         "--out",
         dest="out_file",
         metavar="FILE",
-        type=place,
+        type=run_texts.place,
         help="write the embeddings to this .npy file, one fp32 row per text or picture; with --ray, the directory or URI to write to",
     )
     answers.add_argument(
@@ -192,16 +189,17 @@ def main() -> None:
 def command(options: argparse.Namespace) -> int:
     from ..inference.predictor import load
 
-    head = head_of(options)
+    head = run_texts.head_of(options)
+    options.batch_size = run_texts.batch_size(options.batch_size, head)
     if head == HEAD_IMAGES:
         return run_images.command(options, make_parser().get_default)
-    settle(options)
+    run_texts.settle(options)
     run_ray.check_ray_options(options)
     if options.ray:
         if head != HEAD_TEXT:
             run_prompts.refuse(options)
         return run_ray.command(options)
-    texts = read(options)
+    texts = run_texts.read(options)
     if head == HEAD_TEXT:
         return run_prompts.command(options, list(texts), make_parser().get_default)
     run_prompts.refuse(options)
@@ -214,8 +212,10 @@ def command(options: argparse.Namespace) -> int:
         return _write_vectors(options, deployment, texts)
     explained = _explained(options, deployment)
     with counting_rows() if options.file is not None else contextlib.nullcontext(lambda rows: None) as count:
-        for chunk in _chunks(texts):
-            for text, answer, told in zip(chunk, _answers(options, deployment, chunk), explained(chunk)):
+        for before, chunk in run_texts.chunks(texts):
+            with run_texts.naming_rows(before, len(chunk)):
+                answers = _answers(options, deployment, chunk)
+            for text, answer, told in zip(chunk, answers, explained(chunk)):
                 named = {"question": text[0], "context": text[1]} if deployment.head == HEAD_SPANS else {"text": text}
                 if told is not None and not options.json:
                     _print_table({**named, **answer}, told, deployment.sites)
@@ -266,12 +266,6 @@ def _check_explanation(options: argparse.Namespace) -> None:
         raise InputError(
             f"{flag_name(changed[0])}: --explain is about answers in the model's own windows; leave one of them out"
         )
-
-
-def _chunks(texts: Iterable[Text]) -> Iterator[list[Text]]:
-    from ..data.truncate import portions
-
-    return portions(texts, CHUNK_CHARACTERS, CHUNK)
 
 
 def _answers(options: argparse.Namespace, deployment: Predictor, chunk: list[Text]) -> Iterable[dict[str, Any]]:
@@ -372,7 +366,7 @@ def _print_table(answer: Mapping[str, Any], told: _Told, sites: Sequence[str]) -
 def _rank(options: argparse.Namespace, deployment: Predictor, texts: list[Text]) -> int:
     """Print the texts in the order in which they fit the query."""
     if any(not isinstance(text, str) for text in texts):
-        raise InputError(f"--query: got pairs; accepted are single texts, so {instead_of_pairs(options)}")
+        raise InputError(f"--query: got pairs; accepted are single texts, so {run_texts.instead_of_pairs(options)}")
     asked = {**_prompt(options), "top_k": options.top_k, "batch_size": options.batch_size}
     found = deployment.rank(options.query, texts, **asked)  # type: ignore[arg-type]
     for ranked in found:
@@ -387,9 +381,10 @@ def _write_vectors(options: argparse.Namespace, deployment: Predictor, texts: It
     check_place("--out", options.out_file, ".npy")
     with counting_rows() as count:
         parts = []
-        for chunk in _chunks(texts):
+        for before, chunk in run_texts.chunks(texts):
             asked = {**_prompt(options), "batch_size": options.batch_size, "truncate_dim": options.truncate_dim}
-            parts.append(deployment.encode(chunk, **asked))  # type: ignore[arg-type]
+            with run_texts.naming_rows(before, len(chunk)):
+                parts.append(deployment.encode(chunk, **asked))  # type: ignore[arg-type]
             count(len(chunk))
     write_npy(options.out_file, np.concatenate(parts))
     return 0

@@ -20,7 +20,7 @@ def command(options: argparse.Namespace, default: Callable[[str], Any]) -> int:
     Args:
         default: of an option.
     """
-    from ..inference.images import DEFAULT_PICTURES, ImageEncoder, unit
+    from ..inference.images import ImageEncoder, unit
 
     for name, value in vars(options).items():
         if name not in TAKEN and value != default(name):
@@ -35,16 +35,14 @@ def command(options: argparse.Namespace, default: Callable[[str], Any]) -> int:
         raise InputError("--kept prints tokens, and --out has no place for them")
     if options.out_file is not None:
         check_place("--out", path := Path(options.out_file), ".npy")
-    asked = options.batch_size != default("batch_size")  # so many texts take less memory than so many pictures
-    batch_size = options.batch_size if asked else DEFAULT_PICTURES
     encoder = ImageEncoder(options.out, options.threads, options.target)
     if options.out_file is not None:
-        write_npy(path, encoder.encode_images(images, batch_size=batch_size))
+        write_npy(path, encoder.encode_images(images, batch_size=options.batch_size))
         return 0
     if options.kept:
         encoder.check_keeps()
     named = iter(images)
-    for vectors, kept in encoder.stream(images, batch_size=batch_size):
+    for vectors, kept in encoder.stream(images, batch_size=options.batch_size):
         places = kept.places if kept is not None and options.kept else [None] * len(vectors)
         for vector, own, image in zip(unit(vectors), places, named):
             fields = {} if own is None else {"kept": own.tolist()}

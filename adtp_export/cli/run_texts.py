@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..contract import HEAD_IMAGES, HEAD_TEXT
+from ..contract import DEFAULT_BATCH, DEFAULT_PICTURES, HEAD_IMAGES, HEAD_TEXT
 from ..errors import InputError, quoted
 from .parsing import Parser
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 DASH = "-"
 FORMATS = ("txt", "tsv", "csv", "jsonl", "json")
+CHUNK, CHUNK_CHARACTERS = 1024, 1 << 24
 SOURCES = 'TEXT, --text TEXT, --file FILE, or - to read stdin, as in: adtp-run OUT "a wonderful film"'
 
 
@@ -77,6 +79,11 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
 def place(typed: str) -> Path | str:
     """Return a path, or a URI as it is."""
     return typed if "://" in typed else Path(typed)
+
+
+def batch_size(given: int | None, head: str) -> int:
+    """Return how many texts or pictures are run at once: as many as are asked for, or else what the head takes by default."""
+    return given if given is not None else DEFAULT_PICTURES if head == HEAD_IMAGES else DEFAULT_BATCH
 
 
 def settle(options: argparse.Namespace) -> None:
@@ -182,3 +189,28 @@ def head_of(options: argparse.Namespace) -> str:
     if head in (HEAD_IMAGES, HEAD_TEXT):  # their readers take directories alone
         options.out = str(place)
     return head
+
+
+@contextlib.contextmanager
+def naming_rows(before: int, count: int) -> Iterator[None]:
+    """Say among which rows of the input an error counts, which names a text by its index among those that are answered at once.
+
+    Args:
+        before: rows that were answered already. count: rows that are answered now.
+    """
+    try:
+        yield
+    except InputError as error:
+        if not before or not str(error).startswith("texts: "):
+            raise
+        raise InputError(f"rows {before + 1} to {before + count}: {error}") from error
+
+
+def chunks(texts: Iterable[Text]) -> Iterator[tuple[int, list[Text]]]:
+    """Yield what is answered at once, with the number of texts before it."""
+    from ..data.truncate import portions
+
+    before = 0
+    for chunk in portions(texts, CHUNK_CHARACTERS, CHUNK):
+        yield before, chunk
+        before += len(chunk)

@@ -87,7 +87,7 @@ def encode_windows(
 ) -> list[list[TextWithOffsets]]:
     """Tokenize pairs whose second text may be long: it is read in windows, each with the whole first text before it.
 
-    Neighbours share half of what fits of the second text where `windows.stride` is more than that.
+    Neighbours share half of what fits of the second text, where no more of it fits than `windows.stride`.
 
     Returns:
         For each pair its windows, at least one. A first text that is longer than half a window is cut there; `truncated` says so.

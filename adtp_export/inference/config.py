@@ -58,9 +58,9 @@ class Config:
 
     @property
     def kind(self) -> str:
-        """The kind of problem; where the field is missing, what transformers' pipeline takes it for. A reranker whose scores are its logits
-        gives them."""
-        if self.problem_type or len(self.id2label) > 1:
+        """The kind of problem, as transformers' pipeline sees it: one output is a class of its own, also where the field says that texts
+        have one of several. A reranker whose scores are its logits gives them."""
+        if len(self.id2label) > 1 or self.problem_type in ("regression", "multi_label_classification"):
             return self.problem_type or "single_label_classification"
         return "regression" if self.activation == "Identity" else "multi_label_classification"
 

@@ -16,14 +16,11 @@ import numpy as np
 from ..artifacts.checks import check_arguments, check_target, checked_file, checked_model, find_file
 from ..artifacts.manifest import open_settled
 from ..artifacts.records import Manifest
-from ..contract import HEAD_IMAGES, IMAGE_EMBEDS, IMAGE_FEATURES, IMAGE_KEPT, PIXEL_VALUES
+from ..contract import DEFAULT_PICTURES, HEAD_IMAGES, IMAGE_EMBEDS, IMAGE_FEATURES, IMAGE_KEPT, PIXEL_VALUES
 from ..errors import InputError, check_int
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine
 from .pixels import find_settings, pixel_values, read_picture, require_settings
-
-DEFAULT_PICTURES = 8
-"""Pictures that run at once."""
 
 
 class Kept(NamedTuple):

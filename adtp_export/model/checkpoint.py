@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from ..contract import (
 from ..data.sides import Sides
 from ..data.template import ChatTemplate
 from ..errors import InputError, did_you_mean, ellipsize, quoted
-from ..io import directory_name, read_json, sha256
+from ..io import check_model_directory, directory_name, read_json, sha256
 from . import registry, tied
 from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_loading
 from .encoder import PrunedEncoder
@@ -251,10 +250,7 @@ class Uninitialised(TorchFunctionMode):
 
 def read_config(directory: Path) -> dict[str, Any]:
     """Read `config.json`; raises InputError where the directory or the file is not what it should be."""
-    if not os.path.isdir(directory):  # unlike Path.is_dir, no exception for a name that cannot be
-        what = "is not a directory" if os.path.exists(directory) else "does not exist"
-        how = "(config.json, model.safetensors, ...); hf download gets one from the Hub"
-        raise InputError(f"{directory} {what}; give the directory of a model {how}")
+    check_model_directory(directory)
     path = directory / "config.json"
     if not path.is_file():
         check_adapter(directory)

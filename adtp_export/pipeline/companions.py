@@ -28,7 +28,7 @@ from ..imports.sentence_transformers import limit_files
 from ..io import read_json, share
 from ..model import registry
 from ..model.checkpoint import Checkpoint
-from ..model.config import AdtpBertConfig, EmbeddingSettings, PrunedEncoderConfig
+from ..model.config import LABEL_FIELDS, AdtpBertConfig, EmbeddingSettings, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import MODULES, PrunedEncoderForEmbedding
 from ..model.tokenizer import TOKEN_NAMES, TOKENIZER_FILES, with_rows
@@ -59,7 +59,7 @@ def write_companions(checkpoint: Checkpoint, work: Path, windows: Windows | None
     if checkpoint.tokenizer_home is not None and (prompts := checkpoint.directory / PROMPTS).is_file():
         shutil.copyfile(prompts, work / PROMPTS)
     stored = config.backbone if isinstance(config, PrunedEncoderConfig) else checkpoint.raw_config
-    left = (*AdtpBertConfig.OWN_FIELDS, "auto_map", "torch_dtype", "dtype")
+    left = (*AdtpBertConfig.OWN_FIELDS, "auto_map", "torch_dtype", "dtype", *LABEL_FIELDS)  # which `_labels` gives
     plain = {
         **{name: value for name, value in stored.items() if name not in left},
         "model_type": encoder.model_type,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..artifacts.directory import OutputDirectory, writing
 from ..errors import InputError, needs_extras
-from ..io import json_text, read_json, share
+from ..io import check_model_directory, json_text, read_json, share
 from ..options import COUNT, PathLike, ReadOptions, about, option, options_of, takes
 from .progress import Steps
 
@@ -85,11 +85,13 @@ def import_checkpoint(options: ImportOptions) -> dict[str, Any]:
         MissingDependencyError: the extra "export" is not installed.
     """
     steps, source = options.steps or Steps(), Path(options.model_dir)
+    check_model_directory(source)
     if options.calibrate_images is not None:
         with steps.step("import_s", "importing PyTorch and transformers"):
             from .stage_layers import Request, calibrate
         request = Request(Path(options.calibrate_images), options.pruning, options.text, options.max_images)
         return calibrate(source, Path(options.out), options.force, request, steps)
+    directory = StudentDirectory(Path(options.out), options.force, protected=source)
     with steps.step("import_s", "importing PyTorch and transformers"):
         from ..imports import open_checkpoint
         from ..model.checkpoint import read_config
@@ -99,7 +101,6 @@ def import_checkpoint(options: ImportOptions) -> dict[str, Any]:
             f"{source} holds a vision-language model, and adtp-export takes it as it is; to choose the layers at which its image tokens "
             "leave, type --calibrate-images DIR"
         )
-    directory = StudentDirectory(Path(options.out), options.force, protected=source)
     with steps.step("load_s", f"loading {source.name}"):
         checkpoint = open_checkpoint(source, options)
     with directory, writing(directory.path):

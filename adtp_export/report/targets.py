@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..artifacts.records import RANDOM_IDS, Manifest, Parity, Target, show_measure
+from ..contract import HEAD_TEXT
 from .names import Names, names, share
 
 
@@ -53,7 +54,7 @@ class Group:
         called, parity = names(manifest), target.parity
         titles = (f"max {called.value} diff", ALLOWED, called.answers, KEPT, *self.quality, COMPARED)
         figures = self._figures(called, parity) if parity else [""] * len(titles)
-        megabytes = f"{manifest.files[target.file]['bytes'] / 1e6:.1f}"
+        megabytes = f"{sum(manifest.files[file]['bytes'] for file in _files(manifest, target)) / 1e6:.1f}"
         return {TARGET: name, STATUS: target.status, **dict(zip(titles, figures)), FILE: target.file, SIZE: megabytes}
 
     def _figures(self, called: Names, parity: Parity) -> list[str]:
@@ -77,6 +78,13 @@ TARGET, STATUS, ALLOWED, KEPT, COMPARED, FILE, SIZE = (
     "MB",
 )
 """Titles of columns."""
+
+
+def _files(manifest: Manifest, target: Target) -> list[str]:
+    """Return what a target reads: its file, the others of a model that generates text, and the weights that lie beside large ones."""
+    others = target.details.values() if manifest.checkpoint.get("head") == HEAD_TEXT else ()
+    names = {target.file, *map(str, others)}
+    return [file for file in manifest.files if file in names or file.removesuffix(".data") in names]
 
 
 def groups(manifest: Manifest) -> list[Group]:

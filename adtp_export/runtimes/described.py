@@ -154,6 +154,9 @@ def _layer(backbone: Any, i: int) -> of.Layer:
     )
 
 
+_HEADS = "one vector of a text, classifiers, taggers and spans"
+
+
 def _head(student: PrunedEncoder) -> of.Head:
     match student.config.head:
         case contract.HEAD_TOKENS:
@@ -163,11 +166,11 @@ def _head(student: PrunedEncoder) -> of.Head:
         case contract.HEAD_EMBEDDING:
             return _embedding(cast(PrunedEncoderForEmbedding, student))
         case contract.HEAD_SPARSE:
-            _require(False, "sparse vectors", "all other heads")
+            _require(False, "sparse vectors", _HEADS)
         case contract.HEAD_MASKED:
-            _require(False, "masked tokens, which are found by their ids", "all other heads")
+            _require(False, "masked tokens, which are found by their ids", _HEADS)
         case contract.HEAD_VECTORS | contract.HEAD_HYBRID:
-            _require(False, "vectors of tokens", "one vector of a text, classifiers, taggers and spans")
+            _require(False, "vectors of tokens", _HEADS)
     _require(student.reads_first, "a classifier of the mean of all tokens", "one of the first token")
     return _classifier(student.backbone.classifier)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -56,8 +57,9 @@ def meeting(
     low, high = 1, PERMILLE
     if (least := share(low)) > flops:
         instead = f", or earlier sites as --prune-sites, from {earlier[0]} on" if earlier else ""
+        enough = math.ceil(1000 * least) / 1000
         raise InputError(
-            f"--flops: got {flops:g}; cuts at {', '.join(sites) or 'no site'} leave at least {least:.3f} of the FLOPs. Give more{instead}"
+            f"--flops: got {flops:g}; cuts at {', '.join(sites) or 'no site'} leave at least {enough:.3f} of the FLOPs. Give more{instead}"
         )
     while low < high:
         middle = (low + high + 1) // 2
@@ -87,7 +89,8 @@ def check_tokens_left(settings: TrainOptions, flops: float, shape: Shape, length
         return
     able = [site for site in _earlier(settings, shape) if left(site) >= LEAST_LEFT]
     instead = f", or an earlier site as --prune-sites: {', '.join(able)}" if able else ""
-    alive = [count.astype(np.float64) for count in (whole, np.minimum(whole, LEAST_LEFT))]
+    enough = bisect.bisect_left(range(PERMILLE), LEAST_LEFT, lo=1, key=lambda q: keep(q, whole)[0].mean())
+    alive = [count.astype(np.float64) for count in (whole, *keep(enough, whole))]
     least = math.ceil(100 * float(flops_share(shape, alive, [first]))) / 100
     raise InputError(
         f"--flops: got {flops:g}; with a first cut at {first} it leaves {found:.1f} of {whole.mean():.1f} tokens to all layers after it, "

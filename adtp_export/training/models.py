@@ -126,7 +126,9 @@ def labels_of_teacher(source: str, config: PretrainedConfig, labels: Labels, hea
     )
 
 
-def load_teacher(source: str, objective: Objective, labels: Labels, tuned: bool) -> PreTrainedModel:
+def load_teacher(
+    source: str, objective: Objective, labels: Labels, tokenizer: PreTrainedTokenizerFast, tuned: bool
+) -> PreTrainedModel:
     """Load an encoder with the head of an objective, as transformers has it.
 
     Args:
@@ -163,6 +165,8 @@ def load_teacher(source: str, objective: Objective, labels: Labels, tuned: bool)
     made_as = [str(name) for name in loaded.config.architectures or ()]
     if tuned and made_as and not any(name.endswith(ending) for name in made_as):
         raise InputError(f"{source}: no teacher: the model is {', '.join(made_as)}; accepted is one ...{ending}")
+    if objective.head == HEAD_SEQUENCE:  # by it transformers' classifiers of decoders find the last token of a text
+        loaded.config.pad_token_id = tokenizer.pad_token_id
     return loaded
 
 

@@ -49,7 +49,7 @@ class TrainOptions(Options):
     # An option is one paragraph, which a formatter would take apart.
     # fmt: off
     data: str | None = option(None,
-        "data set NAME or NAME/CONFIG, as the `datasets` library knows it: glue/sst2", "data", metavar="NAME")
+        "data set of the `datasets` library: NAME, OWNER/NAME, OWNER/NAME/CONFIG, or glue/CONFIG as in glue/sst2", "data", metavar="NAME")
     train: str | None = option(None,
         "instead of --data, a local file: .tsv, .csv, .jsonl or SQuAD's .json with labels, or texts (also .txt) for embedding; each also "
         ".gz",

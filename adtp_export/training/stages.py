@@ -22,7 +22,7 @@ from .method_table import ANSWERS, ATTRIBUTION, RECEIVED
 from .methods import for_method
 from .methods.base import Method
 from .methods.masking import check_teacher
-from .models import load_teacher, make_student
+from .models import make_student
 from .settings import INTEGRATED_GRADIENTS, LOSS_OF_TEACHER, MASK_NONE
 from .task import Task
 from .trainer import Audience, Stage, run_stage
@@ -36,7 +36,7 @@ def train_teacher(task: Task, work: Path, audience: Audience) -> PreTrainedModel
     settings = task.settings
     set_seed(settings.seed)
     objective = task.objective
-    model = load_teacher(task.source, objective, task.labels, tuned=False)
+    model = task.load_teacher(task.source, tuned=False)
 
     def judged() -> dict[str, float]:
         figures = judge_teacher(model, task.parts["dev"], objective)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PretrainedConfig, PreTrainedTokenizerFast
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE
 from ..data.labelled import ANSWERS, CONTEXT, QUESTION, TAGS, TOKENS, is_squad
@@ -20,7 +20,7 @@ from ..model.flops import Shape
 from .budget import with_budget
 from .data import Examples, Labels, Table, load_tables
 from .method_table import METHODS
-from .models import labels_of_teacher, load_config, load_tokenizer, student_config
+from .models import labels_of_teacher, load_config, load_teacher, load_tokenizer, student_config
 from .objectives import Objective, Reader, for_head
 from .settings import AUTO, HEAD_OF_TASK, MASK_NONE, TrainOptions
 
@@ -52,6 +52,10 @@ class Task:
         """Whether the student is judged on the rows that its checkpoint was chosen by, for want of others."""
         dev, test = self.tables["dev"], self.tables["test"]
         return dev is test or (dev.texts, dev.labels) == (test.texts, test.labels)
+
+    def load_teacher(self, source: str, tuned: bool) -> PreTrainedModel:
+        """Load an encoder with the head of this task; see `models.load_teacher`."""
+        return load_teacher(source, self.objective, self.labels, self.tokenizer, tuned)
 
     def __str__(self) -> str:
         told = [split for split in self.tables if split != "test" or not self.dev_is_test]
@@ -148,6 +152,10 @@ def make_task(
     labels = objective.labels(tables["train"].all_rows(), settings)
     if labels.regression:
         check_mask("regression", settings)
+        if settings.temperature != TrainOptions.temperature:
+            raise InputError(
+                f"--temperature: got {settings.temperature:g} for regression, which takes the squared error of numbers; leave it out"
+            )
     tables = {**tables, "train": tables["train"].sample(settings.train_rows)}
     source = settings.teacher or settings.base
     assert source is not None

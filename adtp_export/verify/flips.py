@@ -7,7 +7,7 @@ import functools
 import numpy as np
 from torch import Tensor
 
-from ..artifacts.records import ExcusedFlip
+from ..artifacts.records import ExcusedFlip, Parity
 from ..model.padded import Decision
 from ..model.selection import KeepAbove, KeepAboveShare, KeepBest, KeepRanks, Rule
 from .oracle import OracleBatch, OracleRun
@@ -96,3 +96,13 @@ def _ranks(rule: KeepRanks, live: Tensor, row: int, competes: np.ndarray, kept: 
     wrong = np.flatnonzero(competes & (kept != stays))
     off = [np.abs(order[competes & (stays == kept[i])] - order[i]).min(initial=np.inf) for i in wrong]
     return float(max(off, default=0)) / 2
+
+
+def excused(parity: Parity, what: str = "row") -> str:
+    """Say how many rows, or what they are called, keep other tokens than the oracle, and why that is excused in the first of them."""
+    flip, count = parity.excused_flips[0], len(parity.excused_flips)
+    return (
+        f"{count} of {parity.rows} {what}s keep other tokens, because a decision was too close to call: in {what} {flip.row} at site "
+        f"{flip.site} its margin is {flip.margin:.2e}, below the rounding error of {flip.bound:.2e}"
+        + ("; manifest.json lists them" if count > 1 else "")
+    )

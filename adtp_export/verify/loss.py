@@ -18,15 +18,22 @@ from .metrics import Outputs, TaskMetric
 
 GROUPS = 20
 """Of texts, of which one at a time is left out, at most."""
+NOTHING_LOST = 300
+"""Points that may be lost, divided by the texts of which none lost anything."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Percentage points lost, see `TaskMetric.points_lost`; the margin of that, one-sided 95%; and the texts that it rests on."""
+    """Percentage points lost, see `TaskMetric.points_lost`; t times the standard error of that; and the texts that both rest on."""
 
     points: float
-    margin: float
+    spread: float
     texts: int
+
+    @property
+    def margin(self) -> float:
+        """Of the points, one-sided 95%."""
+        return max(self.spread, NOTHING_LOST / self.texts)
 
     def exceeds(self, limit: float) -> bool:
         """Say whether these texts show that more than `limit` points are lost."""
@@ -37,11 +44,12 @@ class Loss:
         return self.points + self.margin <= limit
 
     def texts_for(self, limit: float) -> int | None:
-        """Return how many texts it takes to show that no more than `limit` points are lost, if more of them lose as many, and the margin
+        """Return how many texts it takes to show that no more than `limit` points are lost, if more of them lose as many, and the spread
         falls with their square root; None where no number can."""
         if not limit or self.points >= limit:
             return None
-        return max(math.ceil(300 / limit), math.ceil(self.texts * (self.margin / (limit - self.points)) ** 2))
+        room = limit - max(self.points, 0)
+        return max(math.ceil(NOTHING_LOST / room), math.ceil(self.texts * (self.spread / room) ** 2))
 
 
 def lost(metric: TaskMetric, before: Sequence[Outputs], after: Sequence[Outputs]) -> Loss:
@@ -51,14 +59,14 @@ def lost(metric: TaskMetric, before: Sequence[Outputs], after: Sequence[Outputs]
     points = _points(metric, before, after)
     groups = min(GROUPS, texts)
     if groups < 2:  # one text has no error, and shows nothing: 300 points are more than any measure loses
-        return Loss(points, 300 / texts, texts)
+        return Loss(points, 0.0, texts)
     without = []
     for group in range(groups):
         stays = np.arange(texts) % groups != group
         rows = np.flatnonzero(stays[owners]).tolist()
         without.append(_points(metric.part(stays), [before[i] for i in rows], [after[i] for i in rows]))
     error = math.sqrt((groups - 1) / groups * float(np.square(np.subtract(without, np.mean(without))).sum()))
-    return Loss(points, max(float(stdtrit(groups - 1, 0.95)) * error, 300 / texts), texts)
+    return Loss(points, float(stdtrit(groups - 1, 0.95)) * error, texts)
 
 
 def _points(metric: TaskMetric, before: Sequence[Outputs], after: Sequence[Outputs]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -41,6 +42,44 @@ def choose(stage: Stage, asked: Tensor, states: Tensor, at_input: int, spread: T
     assert isinstance(stage, FastVStage)
     picked, margin = _best(scores, list(range(len(scores))), min(int(at_input * stage.keep), len(scores)))
     return Choice(_copies(len(scores), picked), margin, scores)
+
+
+class Settled(NamedTuple):
+    """What no rounding changes in a choice of n image tokens.
+
+    sure: those that follow ``(n,) bool``. possible: these, and all that may. copies: how often one may follow, at most.
+    """
+
+    sure: np.ndarray
+    possible: np.ndarray
+    copies: int = 1
+
+
+def settled(stage: Stage, scores: np.ndarray, at_input: int, off: float) -> Settled:
+    """Say which of n image tokens follow, and which may, however ``scores (n,)`` are off by up to `off` each. Tokens that distances choose
+    may be any.
+
+    Args:
+        at_input: image tokens that the prompt had.
+    """
+    others = ~np.eye(len(scores), dtype=bool)
+    apart = scores[None] - scores[:, None]
+    may_lead, leads = others & (apart >= -2 * off), others & (apart > 2 * off)  # the second token of a pair the first
+    if isinstance(stage, FastVStage):
+        count = stage.left(len(scores), at_input)
+        return Settled(may_lead.sum(1) < count, leads.sum(1) < count)
+    assert isinstance(stage, BtpStage)
+    if stage.divisor == 0:
+        return Settled(np.zeros(len(scores), bool), np.zeros(len(scores), bool))
+    keep = len(scores) // stage.divisor
+    count = int(keep * stage.attended)
+    candidates = int(count * stage.surplus)
+    sure, possible = may_lead.sum(1) < candidates, leads.sum(1) < candidates
+    if not stage.all_candidates:
+        early = np.arange(len(scores)) < keep
+        before = np.where(early, 0, min(count, int((early & possible).sum())))
+        sure &= (may_lead & (early == early[:, None])).sum(1) + before < count
+    return Settled(sure, possible | (stage.attended < 1), 1 + stage.twice)
 
 
 def _btp(stage: BtpStage, scores: np.ndarray, states: np.ndarray, spread: np.ndarray) -> Choice:

@@ -32,7 +32,7 @@ from ..model.backbones.base import AttentionParts
 from ..model.decoder import Decoder
 from ..model.sequences import at_least_fp32
 from .oracle import dtype_of
-from .plain_choice import Choice, choose
+from .plain_choice import Choice, Settled, choose, settled
 from .rounding import draws_for, joined, multiple_of, rounded_anew
 
 Run = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -49,6 +49,11 @@ class Prompt:
     states: Tensor
     image: Tensor
     positions: Tensor | None = None
+
+    @property
+    def may_leave(self) -> Tensor:
+        """Which tokens are of an image ``(n,) bool``, but for the last: the answer begins there."""
+        return self.image & (torch.arange(len(self.image)) < len(self.image) - 1)
 
 
 @dataclass(kw_only=True)
@@ -74,8 +79,7 @@ class Oracle:
     def read(self, prompt: Prompt, steps: int = 0, like: Reading | None = None) -> Reading:
         """Read a prompt and so many greedy tokens; like: another reading, whose image tokens stay and whose tokens follow."""
         backbone, told = self.decoder.backbone, Reading()
-        x, image = prompt.states.to(self.dtype), prompt.image.clone()
-        image[-1] = False  # the answer begins there
+        x, image = prompt.states.to(self.dtype), prompt.may_leave
         may_leave = int(image.sum())
         rows = torch.arange(len(x))
         positions = rows if prompt.positions is None else prompt.positions
@@ -242,9 +246,51 @@ def may_follow(prompt: Prompt, own: Sequence[np.ndarray], found: np.ndarray) -> 
     n = len(prompt.image)
     if len(found) != len(behind) or found.min(initial=0) < 0 or found.max(initial=0) >= n or (np.diff(found) < 0).any():
         return False
-    image = prompt.image.numpy() & (np.arange(n) < n - 1)  # the last token stays
+    image = prompt.may_leave.numpy()
     there, times = (np.bincount(rows, minlength=n) for rows in (before, found))
     return bool((times[~image] == there[~image]).all() and (times <= 2 * there).all())
+
+
+def keeps_settled(prompt: Prompt, before: np.ndarray, found: np.ndarray, choice: Settled) -> bool:
+    """Say whether the rows ``found (m,)`` behind a stage have all image tokens that follow whatever the rounding, and others that may.
+
+    Args:
+        before: the rows in front of it ``(n,)``.
+    """
+    image = before[prompt.may_leave.numpy()[before]]
+    n = len(prompt.image)
+    sure, possible, times = (
+        np.bincount(rows, minlength=n) for rows in (image[choice.sure], image[choice.possible], found)
+    )
+    return bool((times >= sure).all() and (times <= choice.copies * possible)[image].all())
+
+
+def _flip(
+    decoder: Decoder, expected: Expected, number: int, parted: int, found: np.ndarray
+) -> tuple[ExcusedFlip, str | None]:
+    """Return what is said of a prompt that enters a stage with other rows; and what is wrong with it, None where rounding explains it.
+
+    Args:
+        parted: of the first layers, the first that differs. found: its rows.
+    """
+    prompt, reading, layer = expected.prompts[number], expected.exact[number], decoder.first_layers[parted]
+    if not parted or not may_follow(prompt, reading.rows[parted - 1 : parted + 1], found):
+        wrong = f"prompt {number} enters layer {layer} with rows that no choice of image tokens leaves"
+        return ExcusedFlip(number, f"{layer}.attention", np.inf, 0.0), wrong
+    choice, bound = reading.choices[parted - 1], expected.multiple * expected.choice_errors[parted - 1]
+    flip = ExcusedFlip(number, f"{layer}.attention", choice.margin, bound)
+    if not choice.margin < bound:
+        return (
+            flip,
+            f"prompt {number} has other tokens from layer {layer} on, and that choice is clear ({choice.margin:.2e})",
+        )
+    left = settled(decoder.stages[parted - 1], choice.scores, int(prompt.may_leave.sum()), bound)
+    if not keeps_settled(prompt, reading.rows[parted - 1], found, left):
+        return (
+            flip,
+            f"prompt {number} enters layer {layer} with image tokens that no rounding explains (scores are off by up to {bound:.2e})",
+        )
+    return flip, None
 
 
 def compare(decoder: Decoder, expected: Expected, prefill: Run, step: Run) -> Parity:
@@ -266,17 +312,9 @@ def compare(decoder: Decoder, expected: Expected, prefill: Run, step: Run) -> Pa
         parted = first_difference(reading.rows, found)
         kept.append(np.mean([np.array_equal(a, b) for a, b in zip(reading.rows, found)]))
         if parted < len(layers):
-            margin, bound = np.inf, 0.0
-            if parted and may_follow(prompts[number], reading.rows[parted - 1 : parted + 1], found[parted]):
-                margin, bound = (
-                    reading.choices[parted - 1].margin,
-                    expected.multiple * expected.choice_errors[parted - 1],
-                )
-                if not margin < bound:
-                    wrong = f"prompt {number} has other tokens from layer {layers[parted]} on, and that choice is clear ({margin:.2e})"
-            else:
-                wrong = f"prompt {number} enters layer {layers[parted]} with rows that no choice of image tokens leaves"
-            flips.append(ExcusedFlip(number, f"{layers[parted]}.attention", margin, bound))
+            flip, failed = _flip(decoder, expected, number, parted, found[parted])
+            flips.append(flip)
+            wrong = failed or wrong
             continue
         for answer, logits in zip(answers, reading.logits):
             row = answer[LOGITS][number]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from adtp_export.ops.ragged_attention import received_bound, rounding_bound
 from adtp_export.plugins import binaries
 from adtp_export.plugins.pytorch import NAMES, attend, attend_received
 from adtp_export.plugins.variants import DTYPES, HEAD_SIZES, VARIANTS, VARIANTS_OF_LSE, VARIANTS_OF_RECEIVED, Variant
+from benchmarks.harness.processes import said_by
 from benchmarks.harness.records import RECORDS
 
 TYPES = {name: dtype for dtype, name in NAMES.items()}
@@ -202,14 +202,6 @@ def limits() -> dict[str, float]:
         "bytes_per_s": 2 * source.numel() / best_s(lambda: target.copy_(source)),
         "flops_per_s": 2 * size**3 / best_s(lambda: matrix @ matrix),
     }
-
-
-def said_by(*command: str) -> str:
-    """What a command prints, or nothing where it is missing."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=RECORDS).stdout.strip()
-    except OSError:
-        return ""
 
 
 def gpu_name() -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.suite import MISSING_DEPENDENCY, MODEL_NEEDS, PREFIXES, absent, ask_nvidia_smi
+from benchmarks.harness.processes import said_by
 
 if TYPE_CHECKING:
     from adtp_export.artifacts.records import Manifest, ShapeRange, Target
@@ -341,14 +342,6 @@ def percentiles(what: str, ms: Any) -> dict[str, float | None]:
     import numpy as np
 
     return {f"{what}_p{p}_ms": None if ms is None else round(float(np.percentile(ms, p)), 4) for p in (50, 90)}
-
-
-def said_by(*command: str) -> str:
-    """What a command prints, or nothing where it is missing."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:
-        return ""
 
 
 def write(record: Path, document: Mapping[str, Any]) -> None:

@@ -148,3 +148,11 @@ def package_versions(python: str, names: Sequence[str]) -> dict[str, str]:
     )
     told = subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=True).stdout
     return dict(json.loads(told))
+
+
+def said_by(*command: str) -> str:
+    """Return what a command prints, or "" where it is missing."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""

@@ -17,7 +17,7 @@ from adtp_export.training.data import Examples
 from adtp_export.training.evaluate import judge_teacher
 from adtp_export.training.method_table import ANSWERS
 from adtp_export.training.methods.base import Method
-from adtp_export.training.models import load_teacher, save_model
+from adtp_export.training.models import save_model
 from adtp_export.training.settings import BF16, TrainOptions
 from adtp_export.training.stages import explained, train_student, train_teacher
 from adtp_export.training.task import Task, read_task
@@ -180,7 +180,7 @@ def trained(run: Run, place: Place, **changed: Any) -> tuple[Method, Task, float
     source, settings = place.teacher(run.size, run.dataset), {**run.settings, **changed}
     folder = folder_of(run, changed)
     task = place.task(run.size, run.dataset, {"teacher": str(source), **settings})
-    teacher = load_teacher(str(source), task.objective, task.labels, tuned=True).eval().requires_grad_(False)
+    teacher = task.load_teacher(str(source), tuned=True).eval().requires_grad_(False)
     torch.nn.Module.to(teacher, this_process().device)
     score = place.quality(task, teacher)
     task = dataclasses.replace(task, parts={**task.parts, **seen_by(teacher, task, place)})

@@ -24,7 +24,6 @@ from adtp_export.model import registry
 from adtp_export.model.pruners import Seen
 from adtp_export.model.selection import PERMILLE, kept_count
 from adtp_export.training.methods.gated import run_gated
-from adtp_export.training.models import load_teacher
 from adtp_export.training.task import Task
 from benchmarks.harness.records import RECORDS, claim, read_lines, told, update
 from benchmarks.pruning.train import DATA, SEEDS, Place
@@ -91,7 +90,7 @@ def curves(dataset: str, place: Place) -> list[dict[str, Any]]:
     """Return a row for each way to choose tokens: the accuracy at each retention."""
     source = place.teacher(dataset)
     task = place.task(dataset, {"teacher": str(source)})
-    teacher = load_teacher(str(source), task.objective, task.labels, tuned=True).eval().requires_grad_(False)
+    teacher = task.load_teacher(str(source), tuned=True).eval().requires_grad_(False)
     found: dict[str, list[int]] = {}
     rows = 0
     for batch, labels in batches(task, ROWS[dataset]):

@@ -35,7 +35,7 @@ from adtp_export.model.flops import Shape
 from adtp_export.model.registry import fields
 from adtp_export.training.budget import flops_share
 from adtp_export.training.evaluate import judge, judge_teacher
-from adtp_export.training.models import load_teacher, save_model
+from adtp_export.training.models import save_model
 from adtp_export.training.settings import TrainOptions
 from adtp_export.training.stages import explained, train_student, train_teacher
 from adtp_export.training.task import Task, read_task
@@ -205,7 +205,9 @@ class Place:
         source = str(self.teacher(dataset))
         task = self.task(dataset, {"teacher": source, **DATA[dataset].teacher})
         figures = judge_teacher(
-            load_teacher(source, task.objective, task.labels, tuned=True), task.parts["test"], task.objective
+            task.load_teacher(source, tuned=True),
+            task.parts["test"],
+            task.objective,
         )
         return figures["accuracy"]
 
@@ -219,7 +221,7 @@ def student(run: Run, place: Place) -> dict[str, Any]:
     """Train a student, write it, and return its row: what `adtp_export.train` does, with the teacher judged once for all runs."""
     source = place.teacher(run.dataset)
     task = place.task(run.dataset, {"teacher": str(source), **run.settings})
-    teacher = load_teacher(str(source), task.objective, task.labels, tuned=True).eval().requires_grad_(False)
+    teacher = task.load_teacher(str(source), tuned=True).eval().requires_grad_(False)
     for part in ("train", "dev"):  # a checkpoint is chosen by the teacher's answers to dev
         seen = explained(teacher, task.parts[part], task, place.work / "views", TOLD)
         task = dataclasses.replace(task, parts={**task.parts, part: seen})

@@ -27,10 +27,8 @@ from benchmarks.render import (
 from benchmarks.render.plots import plots
 from benchmarks.render.students import render_causal, render_dropped, render_masking, render_students, render_tuned
 
-DOCUMENTS = (
-    "README.md",
-    *(f"docs/{name}.md" for name in ["results", "latency", "gpu", "systems", "serving", "scale", "rag", "tuning"]),
-)
+PAGES = ("results", "latency", "gpu", "systems", "comparison", "quantization", "serving", "scale", "rag", "tuning")
+DOCUMENTS = ("README.md", *(f"docs/{page}.md" for page in PAGES))
 
 WHOLE_FILES = {
     "precision-speed.json": precision.render_speed,

@@ -104,7 +104,7 @@ def _in_lower_precisions(record: dict[str, Any]) -> str:
         told.append(f"{min(gains):.1f} to {max(gains):.1f} times as fast in {name}")
     return (
         f"**In lower precisions**, without calibration, such a student was {' and '.join(told)} as in fp32 with the operators, in "
-        f"[another run](docs/results.md#precision) ({workloads[0]} to {workloads[-1]})."
+        f"[another run](docs/quantization.md#accuracy-and-speed-on-cpus) ({workloads[0]} to {workloads[-1]})."
     )
 
 

@@ -18,6 +18,7 @@ from known_graphs import taking_known_graphs
 from testbed import listing
 
 import adtp_export
+from adtp_export.artifacts import hub as hub_room
 from adtp_export.artifacts.records import Manifest
 from adtp_export.cli.run_texts import head_of
 from adtp_export.contract import LAYOUTS, MODEL, layout_of, layout_path
@@ -365,3 +366,12 @@ def test_a_push_that_fails_leaves_the_export_and_a_new_repository_is_private(pus
         InputError, match=r"out is complete; to push it later, type: hf upload somebody/locked .*out \."
     ):
         adtp_export.artifacts.hub.push(out, "somebody/locked")
+
+
+def test_a_result_that_was_moved_aside_is_not_looked_for_on_the_hub(pushed, tmp_path, monkeypatch):
+    """A two-part path is spelled as a repository is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub_room, "_fetched", lambda repo, revision: pytest.fail(f"{repo} was asked for"))
+    shutil.copytree(pushed[1], tmp_path / "models" / ".out.adtp-old-abc")
+    assert hub_room.located("models/out") == "models/out"
+    assert (tmp_path / "models" / "out" / "manifest.json").is_file()

@@ -188,3 +188,8 @@ def test_the_signature_names_every_option():
 def test_the_command_has_every_option():
     taken = {action.dest for action in command.make_parser()._actions} - {"help", "version", "json"}
     assert taken == {field.name for field in dataclasses.fields(BenchOptions)} - {"steps"}
+
+
+def test_onnx_runtime_may_come_from_a_package_of_another_name():
+    assert command._onnxruntime({"adtp-export": "1", "onnxruntime-gpu": "1.31"}) == "1.31"
+    assert command._onnxruntime({"adtp-export": "1"}) == "of unknown version"

@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from adtp_export.cli import run_texts
-from adtp_export.cli.run import CHUNK, make_parser
+from adtp_export.cli.run import make_parser
+from adtp_export.cli.run_texts import CHUNK
 from adtp_export.errors import InputError
 
 
@@ -137,3 +138,19 @@ def test_bad_input(typed, message):
     with pytest.raises(InputError) as error:
         texts(*typed)
     assert message in str(error.value)
+
+
+def test_an_error_says_among_which_rows_of_a_long_input_it_counts():
+    told = "texts: got no [MASK] at index 951"
+    for before, expected in ((0, told), (2048, f"rows 2049 to 3072: {told}")):
+        with pytest.raises(InputError) as raised, run_texts.naming_rows(before, 1024):
+            raise InputError(told)
+        assert str(raised.value) == expected
+    with pytest.raises(InputError, match="^prompt: "), run_texts.naming_rows(2048, 1024):
+        raise InputError("prompt: got 1; accepted is a string")
+
+
+@pytest.mark.parametrize(("typed", "head", "found"), [([], "", 128), ([], "images", 8), (["128"], "images", 128)])
+def test_as_many_run_at_once_as_are_asked_for(typed, head, found):
+    options = make_parser().parse_args(["OUT", *[word for number in typed for word in ("--batch-size", number)]])
+    assert run_texts.batch_size(options.batch_size, head) == found

@@ -10,9 +10,9 @@ from training_runs import Heard
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from adtp_export.errors import InputError
+from adtp_export.pipeline.train import directory as directory_room
 from adtp_export.pipeline.train.train import train
 from adtp_export.training import stages
-from adtp_export.training.models import load_teacher
 from adtp_export.training.settings import TrainOptions
 from adtp_export.training.task import read_task
 from adtp_export.training.trainer import Audience
@@ -162,7 +162,7 @@ def test_two_runs_with_one_cache_do_not_meet(stopped, reviews, tmp_path, monkeyp
     """One begins to write what the other one is writing."""
     rows = {"train": str(reviews / "train.tsv"), "train_rows": 8, "dev_share": 0.9, "max_tokens": 48}
     task = read_task(TrainOptions(teacher=str(stopped[0] / "teacher"), method="random", **rows))
-    teacher = load_teacher(task.source, task.objective, task.labels, tuned=True)
+    teacher = task.load_teacher(task.source, tuned=True)
     audience, cache, real, others = Audience(lambda *_: None, print), tmp_path / "cache", stages.save_file, []
 
     def explained():
@@ -195,3 +195,18 @@ def test_a_cache_is_a_directory(tmp_path, base, reviews):
     with pytest.raises(InputError, match="cache is a file; give a directory"):
         train(tmp_path / "out", base=base, train=reviews / "train.tsv", cache=tmp_path / "cache")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_directory_stays_one_where_a_run_cannot_begin(tmp_path, base, reviews, monkeypatch):
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("_inputs", "as_yaml"):
+        with monkeypatch.context() as patched:
+            patched.setattr(directory_room, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                train(out, base=str(base), train=str(reviews / "train.tsv"), max_tokens=48)
+        assert list(out.iterdir()) == []
+
+
+def interrupted(*given):
+    raise KeyboardInterrupt

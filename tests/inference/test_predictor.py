@@ -22,6 +22,7 @@ from adtp_export.errors import InputError
 from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form
 from adtp_export.graph.passes import DEBUG_OUTPUTS, run_passes
+from adtp_export.inference.config import Config
 from adtp_export.runtimes import cuda, onnxruntime, openvino
 from adtp_export.targets.specs import RUNTIMES, TargetSpec
 
@@ -261,3 +262,26 @@ def test_needs_neither_torch_nor_transformers(exported):
     )
     out = subprocess.check_output([sys.executable, "-c", code, str(exported)], text=True)
     assert out.strip() == "positive []"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"problem_type": "single_label_classification"}, "multi_label_classification"),
+        ({}, "multi_label_classification"),
+        ({"problem_type": "regression"}, "regression"),
+        (
+            {"problem_type": "single_label_classification", "sentence_transformers": {"activation_fn": "Identity"}},
+            "regression",
+        ),
+        ({"id2label": {"0": "a", "1": "b"}}, "single_label_classification"),
+        (
+            {"id2label": {"0": "a", "1": "b"}, "problem_type": "multi_label_classification"},
+            "multi_label_classification",
+        ),
+    ],
+)
+def test_one_output_is_a_class_of_its_own(fields, kind):
+    """As in transformers' pipeline: a softmax over one number would be 1 for every text."""
+    sizes = {"vocab_size": 9, "type_vocab_size": 2, "max_position_embeddings": 9, "adtp": {"prune_sites": []}}
+    assert Config.of({"id2label": {"0": "LABEL_0"}, **sizes, **fields}).kind == kind

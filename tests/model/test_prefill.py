@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from language_models import IMAGE, SIDE, STAGES, TEXT, networks, save_causal, save_llava
+from language_models import IMAGE, SIDE, STAGES, TEXT, networks, save_causal, save_llava, with_rows
 from testbed import shared_or_skip
 
 from adtp_export.errors import InputError
@@ -184,21 +184,6 @@ def test_patches_far_from_one_another_stay(tmp_path):
 
     assert failure(lambda kept: kept) is None
     assert failure(lambda kept: kept[:, [0, *range(5)]]).startswith("image tokens that stay are not 6 of each picture")
-
-
-def with_rows(decoder, layer, change):
-    """A prefill that says that other rows enter a layer. change: of a prompt's number, and its rows from its first on."""
-    read, go_on = networks(decoder)
-
-    def changed(feed):
-        answer, starts = dict(read(feed)), feed["cu_seqlens"]
-        name, bounds = f"rows.{layer}", answer[f"cu_seqlens.{layer}"]
-        parts = [
-            change(n, answer[name][bounds[n] : bounds[n + 1]] - starts[n]) + starts[n] for n in range(len(starts) - 1)
-        ]
-        return {**answer, name: np.concatenate(parts)}
-
-    return changed, go_on
 
 
 def test_a_wrong_choice_shows(tmp_path):

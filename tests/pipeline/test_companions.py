@@ -15,6 +15,7 @@ from adtp_export import io as files
 from adtp_export.data.tokenize import encode
 from adtp_export.data.windows import Windows
 from adtp_export.imports import open_checkpoint
+from adtp_export.inference.config import Config
 from adtp_export.pipeline.companions import write_companions
 from benchmarks.serving import rag
 
@@ -138,3 +139,15 @@ def test_a_tokenizer_may_be_large(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "JSON_BYTES", (saved / "tokenizer.json").stat().st_size - 1)
     write_companions(checkpoint, tmp_path / "out")
     assert Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).truncation["max_length"] == 20
+
+
+@pytest.mark.parametrize(
+    "left",
+    [{"id2label": {"0": 0, "1": 1}}, {"id2label": None}, {"id2label": {"1": "a", "2": "b"}}, {"problem_type": "text"}],
+)
+def test_labels_that_a_classifier_left_behind_say_nothing_of_vectors(saved, tmp_path, left):
+    edit_json(saved / "config.json", **left)
+    companions(saved, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert not {"id2label", "label2id", "problem_type"} & set(written)
+    assert Config.of(written).labels == []

@@ -268,7 +268,7 @@ def test_a_large_model_is_verified_on_fewer_texts(tmp_path, models, monkeypatch,
     bounded = verify_with(run, text, random=False)
     assert 0 < bounded.oracle.rows == bounded.record["rows"] < everything.oracle.rows
     assert not everything.notes
-    told = "; to take more of them, type: --verify-rows N" if file else " FLOPs in all"
+    told = "; to take more of them, type: --verify-data FILE --verify-rows N" if file else " FLOPs in all"
     assert [(note.text.startswith(why), note.text.endswith(told)) for note in bounded.notes] == [(True, True)]
     if not file:
         assert len(everything.record["languages"]) > len(bounded.record["languages"]) == 1

@@ -35,7 +35,6 @@ from adtp_export.pipeline.tune.rows import read, what_was_cut
 from adtp_export.pipeline.tune.shapes import Arm, Level
 from adtp_export.pipeline.tune.students import RECORD, WEIGHTS, Students
 from adtp_export.pipeline.tune.trials import Trials, ask_teacher
-from adtp_export.training.models import load_teacher
 from adtp_export.training.trainer import Audience, quiet, this_process
 
 FAST = {"max_tokens": 32, "batch_size": 8, "learning_rate": 2e-3, "epochs": 1.0}
@@ -84,9 +83,10 @@ def searched(out, model, rows, steps, site="0.ffn", **more):
     plan = Plan(levels=raced, rungs=(8, 24, 72), refined=24, seconds={})
     with quiet():
         data = read(chosen)
-        teacher = load_teacher(str(model), data.task.objective, data.task.labels, tuned=True).to(this_process().device)
+        loaded = data.task.load_teacher(str(model), tuned=True)
+        teacher = loaded.to(this_process().device).eval().requires_grad_(False)
         students = Students(out, out / "work", len(data.groups["dev"]))
-        asked = ask_teacher(teacher.eval().requires_grad_(False), data, plan.rungs[-1], students.work, QUIET)
+        asked = ask_teacher(teacher, data, plan.rungs[-1], students.work, QUIET)
         search = Search(Trials(students, teacher, data, asked), table, ["fp32"], chosen.drop, None)
         search.run(plan, steps)
     return [trial.name for trial in search.ranked()[:SHORTLIST]]

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tuning import times
 
+from adtp_export.artifacts.records import Target
 from adtp_export.benchmarking import paired
 from adtp_export.cli import tune as command
 from adtp_export.cli.console import Console
@@ -24,6 +27,7 @@ from adtp_export.pipeline.tune.choice import (
     meets,
     standard_error,
 )
+from adtp_export.pipeline.tune.exports import Exported
 from adtp_export.pipeline.tune.plan import RUNGS, Plan, Rates, make_plan, seconds_for
 from adtp_export.pipeline.tune.shapes import RETENTIONS, Arm, Table, Time, fastest_of, levels
 from adtp_export.report.tuned import cells, render
@@ -344,3 +348,26 @@ def test_precisions_are_those_of_the_stored_times(monkeypatch):
     assert tune_times.precisions_of(table, ["fp32"]) == ("fp32",)
     with pytest.raises(InputError, match="has times in INT8, which cannot run here now: they do not load"):
         tune_times.precisions_of(table, BOTH)
+
+
+def test_a_file_of_each_precision_is_a_candidate_however_well_verified():
+    """On long texts in INT8 nearly every row keeps some other token, so that too few can be compared. Its answers decide."""
+    given = {
+        "onnxruntime-cpu-fp32": ("verified", 3.0),
+        "onnxruntime-cpu-int8": ("inconclusive", 2.0),
+        "onnxruntime-cpu-int8-linear": ("inconclusive", 1.0),
+        "onnxruntime-cpu-bf16-linear": ("unverified", 1.0),
+        "onnxruntime-cuda-fp16": ("built-not-run", 0.1),
+    }
+    targets = {
+        name: Target(file="model.onnx", status=status, attention="decomposed", details={"p50_ms": ms})
+        for name, (status, ms) in given.items()
+    }
+    found = Exported.of(Path("out"), SimpleNamespace(targets=targets))
+    chosen = {
+        "fp32": "onnxruntime-cpu-fp32",
+        "int8": "onnxruntime-cpu-int8-linear",
+        "bf16": "onnxruntime-cpu-bf16-linear",
+    }
+    assert found.targets == chosen
+    assert found.statuses == {precision: given[name][0] for precision, name in chosen.items()}

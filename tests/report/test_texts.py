@@ -1,5 +1,6 @@
 """Single texts in reports, head by head: what the model answered stands where it belongs."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -9,9 +10,11 @@ from testbed import HEAD_FIELDS, as_numpy, make_batch, make_encoder
 from tokenizers import Tokenizer
 
 from adtp_export.artifacts.records import Manifest, OutputParity, Parity, ShapeRange, Target
+from adtp_export.contract import HEAD_TEXT
 from adtp_export.inference.answers.spans import best_spans
 from adtp_export.report import explained, html, markdown
 from adtp_export.report.names import NAMES
+from adtp_export.report.targets import SIZE, groups
 from adtp_export.verify.oracle import run_oracle
 from adtp_export.verify.views import Labels, make_views
 
@@ -118,3 +121,17 @@ def test_the_nearest_texts_are_listed_with_their_cosines(shown):
 )
 def test_no_token_is_invisible(token, seen):
     assert explained.shown(token) == seen
+
+
+def test_a_target_is_as_large_as_all_that_it_reads():
+    """The weights of large models lie beside the file, and models that generate text have several."""
+    whole = manifest("sequence", [])
+    target = dataclasses.replace(whole.targets["onnxruntime-cpu-fp32"], details={"step": "step.onnx"})
+    sizes = {"model.onnx": 1e6, "model.onnx.data": 2e9, "step.onnx": 3e6, "step.onnx.data": 4e6, "other.onnx": 5e6}
+    given = {
+        "files": {name: {"sha256": "0", "bytes": int(size)} for name, size in sizes.items()},
+        "targets": {"t": target},
+    }
+    for head, megabytes in (("sequence", "2001.0"), (HEAD_TEXT, "2008.0")):
+        found = dataclasses.replace(whole, **given, checkpoint={**whole.checkpoint, "head": head})
+        assert [group.columns(found)[0][SIZE] for group in groups(found)] == [megabytes]

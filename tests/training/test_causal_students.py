@@ -2,16 +2,19 @@
 
 import json
 import random
+import shutil
 
 import pytest
 import torch
 from decoder_models import SHAPE
-from plain_models import add_tokenizer, write_json
+from plain_models import add_tokenizer, edit_json, write_json
 from transformers import Qwen3Config, Qwen3Model
 
 import adtp_export
 from adtp_export.imports import open_checkpoint
 from adtp_export.pipeline.train.train import train
+from adtp_export.training.settings import TrainOptions
+from adtp_export.training.task import read_task
 
 pytest.importorskip("accelerate")
 
@@ -92,3 +95,18 @@ def test_a_trained_student_is_exported_and_verified(teacher, texts, tmp_path):
 def unpruned(teacher, tmp_path):
     adtp_export.export(teacher, tmp_path / "teacher", skip_parity_check=True)
     return tmp_path / "teacher"
+
+
+@pytest.mark.parametrize("pad_of_config", [None, 0])
+def test_a_classifier_finds_the_last_token_by_what_batches_are_padded_with(teacher, tmp_path, pad_of_config):
+    """Real configurations name no token to pad with, or another one than their tokenizer."""
+    base, file = tmp_path / "base", tmp_path / "rows.tsv"
+    shutil.copytree(teacher, base, ignore=lambda folder, names: [name for name in names if name == "modules.json"])
+    edit_json(base / "config.json", pad_token_id=pad_of_config)
+    file.write_text("sentence\tlabel\n" + "".join(f"{' '.join(WORDS[: 1 + i % 9])}\t{i % 2}\n" for i in range(40)))
+    task = read_task(TrainOptions(base=str(base), train=str(file), max_tokens=24, prune_sites="0.ffn"))
+    model, rows = task.load_teacher(task.source, tuned=False).eval(), task.parts["train"]
+    some = sorted(range(len(rows)), key=lambda number: rows.lengths[number])
+    with torch.no_grad():
+        together = task.objective.ask(model, rows.collate([some[0], some[-1]]))[0]
+        torch.testing.assert_close(together, task.objective.ask(model, rows.collate(some[:1]))[0])

@@ -49,6 +49,24 @@ def test_a_limit_of_one_point(flips, texts, exceeds, holds):
         assert (loss.texts_for(1) <= texts) == holds
 
 
+@pytest.mark.parametrize("texts", [31, 36, 100, 299])
+def test_where_nothing_is_lost_300_texts_show_one_point(texts):
+    assert loss_of(np.zeros(texts, bool)).texts_for(1) == 300
+
+
+def test_vectors_of_tokens_are_judged_on_all_texts():
+    """Those that are wrong come last."""
+    rng = np.random.default_rng(0)
+    before = [
+        {"token_embeddings": rows / np.linalg.norm(rows, axis=1, keepdims=True)}
+        for rows in rng.standard_normal((200, 3, 8))
+    ]
+    after = [*before[:70], *before[:69:-1]]
+    metric = metrics.VectorsMetric()
+    assert lost(metric, before, before).points == pytest.approx(0)
+    assert lost(metric, before, after).exceeds(1)
+
+
 def test_margins_are_those_of_the_binomial():
     """At a true loss of 1 point, some 5 of 100 samples say that it is more; at 5 points nearly all do."""
     rng = np.random.default_rng(0)

@@ -8,6 +8,7 @@ from onnx_ir.passes import InPlacePass, PassResult
 
 from ...contract import KEPT_SITE as NAME
 from .name_kept_rows import kept_rows
+from .patterns import add_constant
 
 
 class AddKeptSite(InPlacePass):
@@ -24,9 +25,7 @@ class AddKeptSite(InPlacePass):
             return PassResult(model, modified=False)
 
         def const(value: object, name: str) -> ir.Value:
-            initializer = ir.val(f"{NAME}/{name}", const_value=ir.tensor(np.asarray(value, np.int64)))
-            graph.register_initializer(initializer)
-            return initializer
+            return add_constant(graph, f"{NAME}/{name}", np.asarray(value, np.int64))
 
         def add(op_type: str, inputs: list[ir.Value], name: str, **attributes: object) -> ir.Value:
             node = ir.node(op_type, inputs, attributes, name=f"{NAME}/{name}")

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PreconditionError
 
 from ...contract import QKV, product
+from .patterns import add_constant
 
 PRODUCT = product(0, QKV)
 
@@ -49,15 +50,7 @@ class LookUpFirstProjections(InPlacePass):
         new: list[ir.Node] = []
 
         def constant(name: str, array: np.ndarray) -> ir.Value:
-            tensor = ir.tensor(array)
-            value = ir.Value(
-                name=f"{PRODUCT}.{name}",
-                shape=ir.Shape(array.shape),
-                type=ir.TensorType(tensor.dtype),
-                const_value=tensor,
-            )
-            graph.register_initializer(value)
-            return value
+            return add_constant(graph, f"{PRODUCT}.{name}", array)
 
         def node(op_type: str, *inputs: ir.Value) -> ir.Value:
             made = ir.node(op_type, inputs, name=f"{PRODUCT}/{op_type}{len(new)}")

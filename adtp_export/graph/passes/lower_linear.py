@@ -22,7 +22,7 @@ from ...contract import (
     PRODUCTS,
 )
 from ...ops import onnx_linear
-from .patterns import is_exact_gelu, is_split_in_three, read_once
+from .patterns import add_constant, is_exact_gelu, is_split_in_three, read_once
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class LowerLinear(InPlacePass):
             stored, sums = onnx_linear.int8_weight(chosen.stored)
             tensors = {"factors": chosen.factors, "weight": stored, "scale": chosen.scale, "sums": sums}
             operator = INT8_LINEAR
-        constants = [_constant(graph, f"{name}.{operator}/{key}", array) for key, array in tensors.items()]
-        constants += bias or [_constant(graph, f"{name}.{operator}/bias", np.zeros(n, np.float32))]
+        constants = [add_constant(graph, f"{name}.{operator}/{key}", array) for key, array in tensors.items()]
+        constants += bias or [add_constant(graph, f"{name}.{operator}/bias", np.zeros(n, np.float32))]
         last, ending = _behind(gemm, int(n))
         operator += ending
         linear = ir.node(
@@ -110,10 +110,3 @@ def _behind(gemm: ir.Node, width: int) -> tuple[ir.Node, str]:
     if is_split_in_three(following) and width % (3 * onnx_linear.COLUMNS) == 0:
         return following, IN_THREE
     return gemm, ""
-
-
-def _constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
-    tensor = ir.tensor(array, name=name)
-    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-    graph.register_initializer(value)
-    return value

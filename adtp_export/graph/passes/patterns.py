@@ -1,7 +1,8 @@
-"""What several passes look for."""
+"""What several passes look for, and what they add."""
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from .gather_in_shape import is_known
@@ -10,6 +11,13 @@ LAST_AXIS = (-1, 1)
 """Of packed states, which have two."""
 FP32 = 1
 """The `stash_type` of a norm that sums in fp32, as SkipLayerNormalization is asked to."""
+
+
+def add_constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    """Add an array to a graph's initializers; return its value, which has the array's type and shape."""
+    value = ir.val(name, const_value=ir.tensor(array, name=name))
+    graph.register_initializer(value)
+    return value
 
 
 def made_by(value: ir.Value | None, op_type: str, domain: str = "") -> ir.Node | None:

@@ -7,6 +7,8 @@ import onnx_ir as ir
 from onnx_ir import convenience
 from onnx_ir.passes import InPlacePass, PassResult
 
+from .patterns import add_constant
+
 
 class PrependZerosByConcat(InPlacePass):
     """``Pad(x, [1, 0])`` of an int64 vector becomes ``Concat([0], x)``: no copy to the host and back, and no wait for one."""
@@ -17,9 +19,7 @@ class PrependZerosByConcat(InPlacePass):
             if not _prepends_zero(node):
                 continue
             if zero is None:
-                zero = ir.Value(name="const/zero", const_value=ir.tensor(np.zeros(1, np.int64), name="const/zero"))
-                zero.dtype, zero.shape = ir.DataType.INT64, ir.Shape([1])
-                model.graph.register_initializer(zero)
+                zero = add_constant(model.graph, "const/zero", np.zeros(1, np.int64))
             concat = ir.node("Concat", [zero, node.inputs[0]], {"axis": 0}, name=node.name)
             convenience.replace_nodes_and_values(model.graph, node, [node], [concat], node.outputs, concat.outputs)
         return PassResult(model, modified=zero is not None)

@@ -15,8 +15,8 @@ from .sequence import order_kept
 
 MAX_SCORES = 1 << 24
 """Of tokens with tokens that are held at once: 64 MB."""
-_COMPARED = 64
-"""Texts whose scores with one another are compared."""
+_PAIRS, _DOCUMENTS = 64 * 64, 16
+"""Scores that are compared, and with how many documents each text has one, at least."""
 
 Several = Sequence[np.ndarray] | np.ndarray
 """Texts' vectors, ``(n_i, D)`` each."""
@@ -106,13 +106,15 @@ def smallest_cosine(found: Sequence[np.ndarray], expected: Sequence[np.ndarray])
 
 
 def similarity_kept(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """Return Spearman's correlation between the scores of all pairs of some texts and the expected scores, from -1 to 1.
+    """Return Spearman's correlation between the scores of all texts with the first ones and the expected scores, from -1 to 1. Of up to 64
+    texts these are all pairs.
 
     It is 1 where nothing can change its place: of one text, or of scores that are all expected to be equal.
     """
-    few = [[row[row.any(1)] for row in side[:_COMPARED]] for side in (found, expected)]
-    told = [i for i, (a, b) in enumerate(zip(*few)) if len(a) and len(b)]
+    live = [[row[row.any(1)] for row in side] for side in (found, expected)]
+    told = [i for i, (a, b) in enumerate(zip(*live)) if len(a) and len(b)]
     if len(told) < 2:
         return 1.0
-    scores, wanted = (maxsim([side[i] for i in told], [side[i] for i in told]).ravel() for side in few)
+    first = told[: max(_DOCUMENTS, _PAIRS // len(told))]
+    scores, wanted = (maxsim([side[i] for i in told], [side[i] for i in first]).ravel() for side in live)
     return order_kept(scores[:, None], wanted[:, None])

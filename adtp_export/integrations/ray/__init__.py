@@ -42,6 +42,10 @@ def score(
     - tokens: ``entities`` list of struct (label, text, start, end, score), ``truncated``
     - spans: ``answer``, ``start``, ``end``, ``score``, ``no_answer``, ``answers`` list of struct (text, start, end, score), ``truncated``
     - embedding: ``vector``, a list of D floats, of fixed size
+    - sparse: ``indices`` and ``values``, lists of a token's id and its weight
+    - vectors: ``vectors``, a list of lists of D floats
+    - hybrid: all of the last three
+    - with labels of the caller's own: ``labels`` list of string, ``scores`` list of double, best first, ``truncated``
 
     Args:
         dataset: Parquet files: a path, a pattern such as ``"texts/*.parquet"``, a directory, a URI such as ``"s3://bucket/x/*.parquet"``,

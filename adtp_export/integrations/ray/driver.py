@@ -13,6 +13,7 @@ import ray
 import ray.data
 
 from ... import errors
+from ...artifacts.hub import is_here
 from ...errors import InputError, ellipsize, quoted
 from ...inference.predictor import load
 from . import storage
@@ -84,7 +85,7 @@ def score_dataset(dataset: ray.data.Dataset, out: Place, asked: ScoringConfig, w
 
 def _absolute(out: Place) -> Place:
     """Return where OUT is: other machines have other current directories. A repository of the Hub stays a name."""
-    return os.path.abspath(out) if os.path.lexists(out) else out
+    return os.path.abspath(out) if is_here(out) else out
 
 
 def _prepared(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,10 @@ class Read:
     texts: Sequence[Text] = ()
 
 
+MOST_TEXTS = 8192
+"""That are read of a file. No workload takes more."""
+
+
 def texts_for(head: str, chosen: BenchOptions) -> tuple[str, list[Text]]:
     """Return what is run through a model with this head, a file's rows or built-in sentences, and what to call it.
 
@@ -49,7 +54,8 @@ def texts_for(head: str, chosen: BenchOptions) -> tuple[str, list[Text]]:
         return "built-in sentences", list(built_in_texts(pairs=False))
     data = Path(chosen.data)
     read = (row for row, _ in rows.read(head, TextSource(data, chosen.text_column)))
-    return data.name, [" ".join(row) if isinstance(row, list) else row for row in read]
+    first = itertools.islice(read, MOST_TEXTS)
+    return data.name, [" ".join(row) if isinstance(row, list) else row for row in first]
 
 
 def names_of(chosen: BenchOptions) -> Sequence[str]:

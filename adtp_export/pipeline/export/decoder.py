@@ -47,6 +47,7 @@ from ...model.weights import weight_files
 from ...options import options_of
 from ...runtimes import onnxruntime
 from ...targets.specs import CPU, TargetSpec
+from ...verify.flips import excused
 from ...verify.prefill import Expected, compare, expect, for_precision
 from ...verify.prompts import draw_prompts, failure_before_prefill
 from ..progress import Steps
@@ -117,7 +118,7 @@ def export_decoder(options: ExportOptions, steps: Steps) -> Manifest:
             retention={},
             targets=targets,
             verification=record,
-            notes=_notes(decoder),
+            notes=(*_notes(decoder), *_excused(targets)),
             durations_s=dict(steps.durations_s),
         )
         return publish_with_report(directory, manifest)
@@ -299,6 +300,12 @@ _IGNORED_TOKENS = ("forced_bos_token_id", "forced_eos_token_id")
 """Fields of `generation_config.json` that decide which token is the likeliest, or where a text ends, and are not followed here."""
 _NEUTRAL = (("num_beams", 1), ("guidance_scale", 1), ("encoder_repetition_penalty", 1))
 """Beside 0, empty and null; but 0 is a token."""
+
+
+def _excused(targets: Mapping[str, Target]) -> list[Note]:
+    """Say of each target whose image tokens may be others than PyTorch's."""
+    found = {name: target.parity for name, target in targets.items() if target.parity and target.parity.excused_flips}
+    return [Note(f"{name}: {excused(parity, 'prompt')}", name) for name, parity in found.items()]
 
 
 def _notes(decoder: Decoder) -> tuple[Note, ...]:

@@ -16,7 +16,7 @@ from ...artifacts.records import PLUGIN, Manifest, Note, ShapeRange
 from ...contract import HUB, MODEL, PLAIN, layout_of, layout_path
 from ...errors import InputError, quoted
 from ...integrations.triton import repository as triton
-from ...io import directory_name
+from ...io import check_model_directory, directory_name
 from ...plugins import operators
 from ...runtimes import onnxruntime
 from ...targets.specs import CPU, TargetSpec
@@ -70,19 +70,19 @@ def make_export_plan(options: ExportOptions, steps: Steps) -> ExportPlan:
             cannot be read, or what it cannot have.
         MissingDependencyError: a runtime is not installed.
     """
+    request = read_request(options)
+    model_dir, out = Path(options.model_dir), options.directory
+    check_model_directory(model_dir)
+    directory = OutputDirectory(out, options.force, options.update, protected=model_dir)
     with steps.step("import_s", "importing PyTorch and transformers"):
-        request = read_request(options)
         from ...graph.debug import shows_kept
         from ...imports import open_checkpoint
         from .capabilities import Capabilities
         from .file_plan import plan_engines, plan_files, plan_targets
-    model_dir = Path(options.model_dir)
-    out = options.directory
     name = directory_name(model_dir) if options.triton_name is None else options.triton_name
     card = prepare(options.push_to_hub, _surely_written(options)) if options.push_to_hub else None
     if options.triton is not None:
         triton.check(Path(options.triton), name, out, options.force or options.update)
-    directory = OutputDirectory(out, options.force, options.update, protected=model_dir)
     with steps.step("load_s", f"loading {model_dir.name}"):
         checkpoint = open_checkpoint(model_dir, options)
     can = Capabilities(checkpoint)

@@ -139,7 +139,7 @@ def _affordable(
         return found, ()
     if found.texts == fitting.texts:
         why, bound = f"the model's {LARGE[student.config.head]} are large", f"{samples.MAX_WEIGHTS:,} weights"
-    more = "; to take more of them, type: --verify-rows N" if of_file else ""
+    more = "; to take more of them, type: --verify-data FILE --verify-rows N" if of_file else ""
     return found, (f"{why}, so it is verified on the first {found.texts} texts of {source}, {bound} in all{more}",)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from ...artifacts.records import INCONCLUSIVE, UNVERIFIED, VERIFIED, Note, Parity, Target
+from ...artifacts.records import INCONCLUSIVE, UNVERIFIED, VERIFIED, Note, Target
 from ...contract import INPUT_IDS, KEPT_SITE, TEXT
 from ...data.rows import TextSource, read
 from ...data.tokenize import encode, pad
@@ -26,6 +26,7 @@ from ...runtimes.packed import Judged, StaticEngines
 from ...targets.sizes import together
 from ...targets.specs import CPU, RUNTIMES, TargetSpec
 from ...verify import samples
+from ...verify.flips import excused
 from ...verify.loss import Loss, lost
 from ...verify.oracle import OracleRun
 from ...verify.parity import judged, rows_wanted
@@ -162,11 +163,11 @@ def judge_engine(
             )
     if parity.failure:
         raise VerificationError(f"{name} does not equal the PyTorch model: {parity.failure}. Nothing was published")
-    notes = list(_excused(name, parity))
+    notes = [f"{name}: {excused(parity)}"] if parity.excused_flips else []
     if written.file.points is not None:
         loss = lost(oracle.metric, oracle.answers, answers)
         notes += _check_loss(name, loss, oracle, written.file.points)
-        details["points_lost"] = dataclasses.asdict(loss)
+        details["points_lost"] = {name: getattr(loss, name) for name in ("points", "margin", "texts")}
     enough = rows_wanted(oracle.rows, own_rows)
     status = VERIFIED if parity.rows_compared >= enough else INCONCLUSIVE
     if status == INCONCLUSIVE:
@@ -202,18 +203,6 @@ def _check_loss(name: str, loss: Loss, oracle: OracleRun, limit: float) -> tuple
         return (f"{said}. No number of texts can show that it loses nothing",)
     more = f"that takes some {least:,}" if (least := loss.texts_for(limit)) else "more of them may show it"
     return (f"{said}. These cannot show that it loses at most {limit:g}; {more}, by --verify-data FILE",)
-
-
-def _excused(name: str, parity: Parity) -> tuple[str, ...]:
-    """Return a note on rows whose tokens may differ, with the first of them; none where there are none."""
-    if not parity.excused_flips:
-        return ()
-    flip, rows = parity.excused_flips[0], len(parity.excused_flips)
-    return (
-        f"{name}: {rows} of {parity.rows} rows keep other tokens, because a decision was too close to call: in row {flip.row} at "
-        f"site {flip.site} its margin is {flip.margin:.2e}, below the rounding error of {flip.bound:.2e}"
-        + ("; manifest.json lists them" if rows > 1 else ""),
-    )
 
 
 def verify_strings(run: ExportContext, written: Mapping[str, WrittenFile], source: TextSource | None) -> StepResult:

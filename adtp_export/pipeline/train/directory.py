@@ -112,7 +112,11 @@ def begin(out: Path, settings: TrainOptions, force: bool) -> Path | None:
     """
     if _is_empty(out):  # it stays what it is: a mount point, say, or the current directory
         with writing(out):
-            _fill(out, settings)
+            try:
+                _fill(out, settings)
+            except BaseException:
+                shutil.rmtree(out / WORK, ignore_errors=True)  # it is empty again, so that a run may begin in it
+                raise
         return None
     with TrainingDirectory(out, force) as directory, writing(out):
         _fill(directory.work, settings)
@@ -198,6 +202,7 @@ def _is_empty(out: Path) -> bool:
 
 
 def _fill(directory: Path, settings: TrainOptions) -> None:
+    hashes = _inputs(vars(settings))
     (directory / WORK).mkdir()
-    _replace_text(directory / WORK / INPUTS, json.dumps(_inputs(vars(settings)), indent=2) + "\n")
+    _replace_text(directory / WORK / INPUTS, json.dumps(hashes, indent=2) + "\n")
     _replace_text(directory / SETTINGS, as_yaml(settings))

@@ -223,10 +223,8 @@ def _claimed(run: RunOptions, settings: TrainOptions, steps: Steps, processes: P
 
 def _known_teacher(task: Task) -> PreTrainedModel | None:
     """Load the teacher that was given; None where one is to be fine-tuned."""
-    from ...training.models import load_teacher
-
     given = task.settings.teacher
-    return None if given is None else load_teacher(given, task.objective, task.labels, tuned=True)
+    return None if given is None else task.load_teacher(given, tuned=True)
 
 
 def _tuned_teacher(task: Task, out: Path, steps: Steps, processes: PartialState) -> PreTrainedModel:
@@ -256,12 +254,11 @@ def _tuned_teacher(task: Task, out: Path, steps: Steps, processes: PartialState)
 def _loaded_teacher(task: Task, directory: Path, steps: Steps) -> PreTrainedModel | None:
     """Load the teacher that this run has fine-tuned; None where its files are damaged."""
     from ...training.checkpoints import broken_seal
-    from ...training.models import load_teacher
 
     found = broken_seal(directory)
     if found is None:
         try:
-            return load_teacher(str(directory), task.objective, task.labels, tuned=True)
+            return task.load_teacher(str(directory), tuned=True)
         except InputError as error:
             found = str(error)
     steps.note(f"the teacher in {directory} is damaged ({found}) and is made anew from its checkpoints")

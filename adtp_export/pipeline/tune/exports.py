@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from ...artifacts.manifest import read_manifest
-from ...artifacts.records import Manifest
+from ...artifacts.records import PLUGIN, VERIFIED, Manifest
 from ...benchmarking.workloads import Workload
 from ...environment import cpu, fingerprint
 from ...errors import AdtpError, InputError
 from ...inference.predictor import Predictor
 from ...io import is_full
-from ...targets.choice import candidates as runnable
+from ...targets.choice import candidates, runnable
 from ..export.export import export
 from ..progress import Steps
 from . import directory, times
@@ -35,18 +35,24 @@ VERIFIED_ROWS = 128
 
 @dataclass(frozen=True)
 class Exported:
-    """An output directory and, by precision, the fastest target in it."""
+    """An output directory; by precision the fastest target in it, of those of that precision that are most trusted, and its status."""
 
     path: Path
     targets: Mapping[str, str]
+    statuses: Mapping[str, str]
 
     @classmethod
     def of(cls, path: Path, manifest: Manifest) -> Exported:
-        fastest: dict[str, str] = {}
-        ms = {name: target.details.get("p50_ms", np.inf) for name, target in manifest.targets.items()}
-        for name, spec in sorted(runnable(manifest.targets).items(), key=lambda item: ms[item[0]]):
-            fastest.setdefault(spec.precision, name)
-        return cls(path, fastest)
+        targets, fastest = manifest.targets, dict[str, str]()
+        here = runnable(targets)
+        for precision in {spec.precision for spec in here.values()}:
+            trusted = candidates({name: targets[name] for name, spec in here.items() if spec.precision == precision})
+            # An export times only what it verified; of others those with the operators are faster.
+            fastest[precision] = min(
+                trusted,
+                key=lambda name: (targets[name].details.get("p50_ms", np.inf), targets[name].attention != PLUGIN),
+            )
+        return cls(path, fastest, {precision: targets[name].status for precision, name in fastest.items()})
 
 
 def export_all(
@@ -88,8 +94,13 @@ def pairs(
         able = [each for each in precisions if each in made.targets]
         if left_out := [each for each in precisions if each not in able]:
             steps.note(
-                f"{name}: {', '.join(left_out)} is left out, as no file of it is as well verified as others; see {made.path}/report.md"
+                f"{name}: {', '.join(left_out)} is left out, as no file of it runs here; see {made.path}/report.md"
             )
+        for precision in able:
+            if (status := made.statuses[precision]) != VERIFIED:
+                steps.note(
+                    f"{name}: {precision} is {status}, as rounding changes which tokens stay in most rows; its answers to dev rows decide"
+                )
         if name == MODEL:
             found += [(name, each) for each in able if each != FP32]
         elif able:

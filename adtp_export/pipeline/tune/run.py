@@ -17,7 +17,6 @@ from ...environment import commit, cpu, fingerprint, versions
 from ...io import written_whole
 from ...report import tuned
 from ...training.evaluate import ask, check_order
-from ...training.models import load_teacher
 from ...training.trainer import Audience, this_process
 from ..progress import Steps
 from . import directory, exports, times
@@ -67,7 +66,7 @@ class Run:
         self.began = time.perf_counter()
         task = rows.task
         self.chosen, self.rows, self.steps, self.task, self.out = chosen, rows, steps, task, Path(chosen.out)
-        self.teacher: PreTrainedModel = load_teacher(str(chosen.model), task.objective, task.labels, tuned=True)
+        self.teacher: PreTrainedModel = task.load_teacher(str(chosen.model), tuned=True)
         nn.Module.to(self.teacher.eval().requires_grad_(False), this_process().device)
         self._check_order()
         self.precisions, told = times.precisions_here(chosen.formats)

@@ -48,7 +48,8 @@ class EmbeddingObjective(Objective):
     def read(self, path: Path, settings: TrainOptions) -> Table:
         texts = [text for text, _ in read_rows(path, settings.text_column)]
         if isinstance(texts[0], str):
-            if settings.label_column != TrainOptions.label_column:
+            elsewhere = settings.dev or settings.test  # which may have pairs
+            if settings.label_column != TrainOptions.label_column and not elsewhere:
                 raise InputError(ONE_TEXT)
             return Table(path.name, texts, [0.0] * len(texts))
         return Table(
