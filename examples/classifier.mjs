@@ -24,7 +24,7 @@ export async function open(folder, name) {
   const { prune_sites: sites, max_tokens } = config.adtp;
   const labels = Object.values(config.id2label);
   // Of several labels each may hold or not, and so may a single one; else they exclude one another.
-  const alone = config.problem_type === "multi_label_classification" || (labels.length === 1 && !config.problem_type);
+  const alone = config.problem_type === "multi_label_classification" || (labels.length === 1 && config.problem_type !== "regression");
   const tokens = new Map([...tokenizer.get_vocab()].map(([token, id]) => [id, token]));
 
   async function classify(text) {

@@ -151,6 +151,6 @@ def _flows(
     last = np.array([*(site.layer + (site.sublayer == "ffn") for site in sites), layers])[kept_site]
     whole = flows(graph, np.full(len(last), layers), dropped, ends)
     left = flows(graph, last, dropped, ends)
-    # Where nothing could pass, nothing was lost. More may pass to a dropped token that the answer is read off: it answers from its cut.
+    # Where nothing could pass, nothing was lost. A dropped token that the answer is read off answers from its cut, so more may reach it.
     share = np.minimum(np.divide(left, whole, out=np.ones_like(whole), where=whole > 0), 1)
     return dict(zip(dropped, whole.tolist())), dict(zip(dropped, share.tolist()))

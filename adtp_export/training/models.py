@@ -132,6 +132,7 @@ def load_teacher(
     """Load an encoder with the head of an objective, as transformers has it.
 
     Args:
+        tokenizer: that pads batches.
         tuned: it is a teacher that knows the task already (`labels_of_teacher`).
 
     Raises:
@@ -165,7 +166,8 @@ def load_teacher(
     made_as = [str(name) for name in loaded.config.architectures or ()]
     if tuned and made_as and not any(name.endswith(ending) for name in made_as):
         raise InputError(f"{source}: no teacher: the model is {', '.join(made_as)}; accepted is one ...{ending}")
-    if objective.head == HEAD_SEQUENCE:  # by it transformers' classifiers of decoders find the last token of a text
+    if objective.head == HEAD_SEQUENCE and registry.backbone(loaded.config.model_type).generates:
+        # By it transformers' classifiers of decoders find the last token of a text.
         loaded.config.pad_token_id = tokenizer.pad_token_id
     return loaded
 

@@ -77,8 +77,11 @@ def settled(stage: Stage, scores: np.ndarray, at_input: int, off: float) -> Sett
     sure, possible = may_lead.sum(1) < candidates, leads.sum(1) < candidates
     if not stage.all_candidates:
         early = np.arange(len(scores)) < keep
-        before = np.where(early, 0, min(count, int((early & possible).sum())))
-        sure &= (may_lead & (early == early[:, None])).sum(1) + before < count
+        alike = early == early[:, None]
+        most, least = (np.where(early, 0, min(count, int((early & those).sum()))) for those in (possible, sure))
+        behind = (leads & sure & alike).sum(1) + least  # surely chosen before a token
+        sure = sure & ((may_lead & alike).sum(1) + most < count)
+        possible = possible & (behind < count)
     return Settled(sure, possible | (stage.attended < 1), 1 + stage.twice)
 
 

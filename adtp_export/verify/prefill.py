@@ -3,7 +3,7 @@
 It reads one prompt at a time, with whole matrices of scores and choices in plain loops, in fp64, and in fp32 beside that. A target may
 be off by what `verify.rounding` says: its formula holds here, with a row for each token that logits are given of. Every draw follows
 fp64 in the tokens that stay, so each says something. A prompt whose tokens differ is excused where the closest choice of that stage is
-within rounding.
+within rounding, and its tokens are those that rounding may leave.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ WHOLE_FILES = {
     "masking.json": render_masking,
     "tune.json": render_tuned,
     "tune-tags.json": render_tuned,
+    "tune-spans.json": render_tuned,
     "end-to-end.json": cpu.render_end_to_end,
     "sparse-weights.json": cpu.render_sparse,
     "rag.json": serving.render_rag,

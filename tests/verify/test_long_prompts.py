@@ -83,6 +83,7 @@ def test_image_tokens_that_rounding_may_leave(found, may):
 STAGES = [
     FastVStage(layer=1, keep=0.3),
     BtpStage(layer=1, divisor=2, attended=1.0),
+    BtpStage(layer=1, divisor=2, attended=1.0, surplus=1.5),
     BtpStage(layer=1, divisor=2, attended=0.6, surplus=1.5, diverse=0.2, spatial=4),
     BtpStage(layer=1, divisor=2, attended=0.6, surplus=1.5, diverse=0.3, twice=True),
     BtpStage(layer=1, divisor=3, attended=0.5, surplus=1.2, all_candidates=True),

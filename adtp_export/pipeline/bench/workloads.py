@@ -41,7 +41,7 @@ class Read:
 
 
 MOST_TEXTS = 8192
-"""That are read of a file. No workload takes more."""
+"""That are read of a file, at most. Workloads that need more begin again."""
 
 
 def texts_for(head: str, chosen: BenchOptions) -> tuple[str, list[Text]]:

@@ -70,11 +70,11 @@ def make_export_plan(options: ExportOptions, steps: Steps) -> ExportPlan:
             cannot be read, or what it cannot have.
         MissingDependencyError: a runtime is not installed.
     """
-    request = read_request(options)
     model_dir, out = Path(options.model_dir), options.directory
     check_model_directory(model_dir)
     directory = OutputDirectory(out, options.force, options.update, protected=model_dir)
     with steps.step("import_s", "importing PyTorch and transformers"):
+        request = read_request(options)
         from ...graph.debug import shows_kept
         from ...imports import open_checkpoint
         from .capabilities import Capabilities

@@ -112,14 +112,17 @@ def begin(out: Path, settings: TrainOptions, force: bool) -> Path | None:
     """
     if _is_empty(out):  # it stays what it is: a mount point, say, or the current directory
         with writing(out):
+            hashes = _inputs(vars(settings))
+            (out / WORK).mkdir()  # fails where another run has begun meanwhile
             try:
-                _fill(out, settings)
+                _fill(out, settings, hashes)
             except BaseException:
                 shutil.rmtree(out / WORK, ignore_errors=True)  # it is empty again, so that a run may begin in it
                 raise
         return None
     with TrainingDirectory(out, force) as directory, writing(out):
-        _fill(directory.work, settings)
+        (directory.work / WORK).mkdir()
+        _fill(directory.work, settings, _inputs(vars(settings)))
         directory.publish()
     return directory.work if directory.work.exists() else None
 
@@ -201,8 +204,6 @@ def _is_empty(out: Path) -> bool:
     return out.is_dir() and not any(out.iterdir())
 
 
-def _fill(directory: Path, settings: TrainOptions) -> None:
-    hashes = _inputs(vars(settings))
-    (directory / WORK).mkdir()
+def _fill(directory: Path, settings: TrainOptions, hashes: Mapping[str, str]) -> None:
     _replace_text(directory / WORK / INPUTS, json.dumps(hashes, indent=2) + "\n")
     _replace_text(directory / SETTINGS, as_yaml(settings))
