@@ -194,7 +194,7 @@ classify = adtp_export.load(sys.argv[1])
 assert classify("a good film")[0].label == "positive"
 for lacking in (
     lambda: classify("a good film", return_kept=True),
-    lambda: adtp_export.export("MODEL_DIR"),
+    lambda: adtp_export.export(sys.argv[1], "OUT"),
     lambda: adtp_export.bench(sys.argv[1]),
     lambda: adtp_export.train("OUT", base="BERT_DIR", train="train.tsv"),
     lambda: adtp_export.AdtpBertForSequenceClassification,
