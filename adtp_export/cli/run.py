@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..contract import (
     DEFAULT_BATCH,
+    DEFAULT_PICTURES,
     HEAD_EMBEDDING,
     HEAD_HYBRID,
     HEAD_IMAGES,
@@ -87,8 +88,8 @@ def make_parser() -> Parser:
         "--batch-size",
         metavar="B",
         type=int,
-        help=f"maximum number of texts per batch (default: {DEFAULT_BATCH}, and 8 pictures for a vision tower); on CPUs batches of long "
-        "texts are smaller",
+        help=f"maximum number of texts per batch (default: {DEFAULT_BATCH}, and {DEFAULT_PICTURES} pictures for a vision tower); on CPUs "
+        "batches of long texts are smaller",
     )
     parser.add_argument(
         "--threads",

@@ -54,17 +54,13 @@ def meeting(
     def share(q: int) -> float:
         return float(flops_share(shape, [count.astype(np.float64) for count in (whole, *keep(q, whole))], sites))
 
-    low, high = 1, PERMILLE
-    if (least := share(low)) > flops:
+    if (least := share(1)) > flops:
         instead = f", or earlier sites as --prune-sites, from {earlier[0]} on" if earlier else ""
         enough = math.ceil(1000 * least) / 1000
         raise InputError(
             f"--flops: got {flops:g}; cuts at {', '.join(sites) or 'no site'} leave at least {enough:.3f} of the FLOPs. Give more{instead}"
         )
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if share(middle) <= flops else (low, middle - 1)
-    return low
+    return bisect.bisect_right(range(PERMILLE + 1), flops, lo=1, key=share) - 1
 
 
 def check_tokens_left(settings: TrainOptions, flops: float, shape: Shape, lengths: Sequence[int]) -> None:

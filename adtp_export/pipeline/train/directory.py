@@ -112,17 +112,10 @@ def begin(out: Path, settings: TrainOptions, force: bool) -> Path | None:
     """
     if _is_empty(out):  # it stays what it is: a mount point, say, or the current directory
         with writing(out):
-            hashes = _inputs(vars(settings))
-            (out / WORK).mkdir()  # fails where another run has begun meanwhile
-            try:
-                _fill(out, settings, hashes)
-            except BaseException:
-                shutil.rmtree(out / WORK, ignore_errors=True)  # it is empty again, so that a run may begin in it
-                raise
+            _fill(out, settings)
         return None
     with TrainingDirectory(out, force) as directory, writing(out):
-        (directory.work / WORK).mkdir()
-        _fill(directory.work, settings, _inputs(vars(settings)))
+        _fill(directory.work, settings)
         directory.publish()
     return directory.work if directory.work.exists() else None
 
@@ -204,6 +197,13 @@ def _is_empty(out: Path) -> bool:
     return out.is_dir() and not any(out.iterdir())
 
 
-def _fill(directory: Path, settings: TrainOptions, hashes: Mapping[str, str]) -> None:
-    _replace_text(directory / WORK / INPUTS, json.dumps(hashes, indent=2) + "\n")
-    _replace_text(directory / SETTINGS, as_yaml(settings))
+def _fill(directory: Path, settings: TrainOptions) -> None:
+    """Write what a run begins with into an empty directory, which is empty again where that fails, so that another may begin in it."""
+    hashes = _inputs(vars(settings))
+    (directory / WORK).mkdir()  # fails where another run has begun meanwhile
+    try:
+        _replace_text(directory / WORK / INPUTS, json.dumps(hashes, indent=2) + "\n")
+        _replace_text(directory / SETTINGS, as_yaml(settings))
+    except BaseException:
+        shutil.rmtree(directory / WORK, ignore_errors=True)
+        raise
