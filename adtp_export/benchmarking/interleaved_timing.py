@@ -80,25 +80,36 @@ def measure(
         limits: None sets none.
     """
     limits = limits or Limits()
-    count, often = len(workload.batches), [name for name in names if name not in limits.once]
-    total = CYCLES
-    if often:
-        unit = count if limits.cycles else _unit(workload)
-        began = time.perf_counter()
-        pilot = _collected(often, islice(_rounds(workload, often, time_ms), PILOT if within is None else PILOT_WITHIN))
-        round_s = max((time.perf_counter() - began) / len(pilot[often[0]]), 1e-9)
-        least = max(least_rounds(workload), limits.cycles * count)
-        rounds = min(max(seconds / round_s, least), max(MAX_ROUNDS, count, least))
-        if within is not None:
-            rounds = min(max(rounds, _needed(pilot, often, within)), PATIENCE * max(rounds, MAX_ROUNDS))
-            rounds = max(least, min(rounds, min(PATIENCE * seconds, limits.most_seconds) / round_s))
-        total = unit * math.ceil(rounds / unit)
+    often = [name for name in names if name not in limits.once]
+    total = _rounds_for(workload, often, time_ms, seconds, within, limits) if often else CYCLES
     times: dict[str, list[float]] = {name: [] for name in names}
     for done, row in enumerate(islice(_rounds(workload, names, time_ms, limits.once), total), start=1):
         for name, ms in row.items():
             times[name].append(ms)
         progress(100 * done // total, 100)
     return {name: np.array(values) for name, values in times.items()}
+
+
+def _rounds_for(
+    workload: Workload,
+    names: Sequence[str],
+    time_ms: Callable[[str, Batch], float],
+    seconds: float,
+    within: float | None,
+    limits: Limits,
+) -> int:
+    """Run a pilot; return how many rounds `measure` runs of contenders that are timed in all of them."""
+    count = len(workload.batches)
+    unit = count if limits.cycles else _unit(workload)
+    began = time.perf_counter()
+    pilot = _collected(names, islice(_rounds(workload, names, time_ms), PILOT if within is None else PILOT_WITHIN))
+    round_s = max((time.perf_counter() - began) / len(pilot[names[0]]), 1e-9)
+    least = max(least_rounds(workload), limits.cycles * count)
+    rounds = min(max(seconds / round_s, least), max(MAX_ROUNDS, count, least))
+    if within is not None:
+        rounds = min(max(rounds, _needed(pilot, names, within)), PATIENCE * max(rounds, MAX_ROUNDS))
+        rounds = max(least, min(rounds, min(PATIENCE * seconds, limits.most_seconds) / round_s))
+    return unit * math.ceil(rounds / unit)
 
 
 def least_rounds(workload: Workload) -> int:

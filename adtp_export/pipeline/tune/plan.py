@@ -5,6 +5,7 @@ From then on no clock decides, so a run that is gone on with chooses the same st
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 import time
@@ -155,15 +156,12 @@ def make_plan(
             f"--hours: after timing shapes {max(0.0, left) / 60:.1f} minutes are left. The first rung of {least} rows, with what follows "
             f"it, takes {takes(least) / 60:.1f} minutes. Give --hours {_rounded_up(enough)} or more"
         )
-    low, high = least, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if takes(middle) <= left else (low, middle - 1)
+    rows = least + bisect.bisect_right(range(least + 1, most + 1), left, key=takes)
     return Plan(
         levels=tuple(levels),
-        rungs=tuple(low * times for times in RUNGS),
-        refined=low * RUNGS[1] * bisects,
-        seconds=seconds_for(low, levels, rates, sizes, bisects),
+        rungs=tuple(rows * times for times in RUNGS),
+        refined=rows * RUNGS[1] * bisects,
+        seconds=seconds_for(rows, levels, rates, sizes, bisects),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from ..progress import Steps
 from .choice import going_on, standard_error
@@ -48,24 +49,29 @@ class Search:
         alive, ended = [list(level.arms) for level in plan.levels], list[Trial]()
         for rung, rows in enumerate(plan.rungs):
             found = [[self._train(arm, rows, steps) for arm in arms] for arms in alive]
-            if rung:  # a student of fewer rows is no better, unless training diverged
-                learned = (trial.arm for trials in found for trial in trials if not trial.diverged)
-                before = [self.trials.name_of(arm, plan.rungs[rung - 1]) for arm in learned]
-                self._forget(self.students.done[name] for name in before)
+            if rung:
+                self._forget_fewer_rows(found, plan.rungs[rung - 1])
             if rung == len(plan.rungs) - 1:
-                return [*ended, *(trial for trials in found for trial in trials)]
-            ahead = []
-            for trials in found:
-                able = [trial for trial in trials if not trial.diverged]
-                told, groups = [self.students.told(trial) for trial in able], self.trials.rows.groups["dev"]
-                losses, scores = [each.loss for each in told], [each.score for each in told]
-                chosen = going_on(losses, self.trials.asked.groups, scores, groups)
-                self._forget(trial for number, trial in enumerate(able) if number not in chosen)
-                ahead.append([able[number] for number in chosen])
-            needed = ahead[self._first_needed(ahead) if rung else 0 :]
-            ended += [trial for trials in ahead[: len(ahead) - len(needed)] for trial in trials]
-            alive = [[trial.arm for trial in trials] for trials in needed]
+                return [*ended, *chain.from_iterable(found)]
+            ahead = [self._going_on(trials) for trials in found]
+            first = self._first_needed(ahead) if rung else 0
+            ended += chain.from_iterable(ahead[:first])
+            alive = [[trial.arm for trial in trials] for trials in ahead[first:]]
         return ended
+
+    def _forget_fewer_rows(self, found: Sequence[Sequence[Trial]], rows: int) -> None:
+        """Forget the students of so many rows that have learned from more: they are no better, unless training has diverged since."""
+        learned = (trial.arm for trial in chain.from_iterable(found) if not trial.diverged)
+        self._forget(self.students.done[self.trials.name_of(arm, rows)] for arm in learned)
+
+    def _going_on(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Return which trials of a level get more rows, and forget the others."""
+        able = [trial for trial in trials if not trial.diverged]
+        told, groups = [self.students.told(trial) for trial in able], self.trials.rows.groups["dev"]
+        losses, scores = [each.loss for each in told], [each.score for each in told]
+        chosen = going_on(losses, self.trials.asked.groups, scores, groups)
+        self._forget(trial for number, trial in enumerate(able) if number not in chosen)
+        return [able[number] for number in chosen]
 
     def _first_needed(self, levels: Sequence[Sequence[Trial]]) -> int:
         """Return the fastest level with a student that is good enough; slower ones need no more rows. 0 where there is none."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...contract import HEAD_EMBEDDING, HEAD_SPANS
+from ...contract import HEAD_EMBEDDING, HEAD_SPANS, HEAD_TOKENS
 from ...data.labelled import Question
 from ...data.overlaps import joined, normalized, overlapping
 from ...errors import InputError, quoted
@@ -29,7 +29,7 @@ HELD_OUT = 0.2
 CONFIRM = 0.4
 """Of the dev rows: they are looked at once, when all is chosen."""
 DISAGREEMENT = 0.1
-"""Share of the rows on which a student and its teacher are not alike right, as students of one point less were found to be."""
+"""Share of the answers on which a student and its teacher are not alike right, as students of one point less were found to be."""
 TOO_LARGE = 0.05
 """Share of all rows that makes a group large, and by which a part may exceed what it should have."""
 LEAST = 20
@@ -40,12 +40,13 @@ LEAST = 20
 class Rows:
     """Data of a run.
 
-    task: with "train", "dev" to choose on, and "test" to confirm on. groups: of "dev" and "test", by table row. left_out: says which dev
-    rows are not used; "" where all are.
+    task: with "train", "dev" to choose on, and "test" to confirm on. groups: of "dev" and "test", by table row. variance: of what a student
+    loses in a row, as `variance_of` estimates it. left_out: says which dev rows are not used; "" where all are.
     """
 
     task: Task
     groups: dict[str, np.ndarray]
+    variance: float
     left_out: str
 
 
@@ -93,7 +94,12 @@ def read(chosen: TuneOptions) -> Rows:
     parts = {"dev": choose, "test": confirm}
     tables = {"train": train, **{part: dev.rows(at.tolist(), f"{dev.source}, {part}") for part, at in parts.items()}}
     task = make_task(settings, objective, tables)
-    return Rows(task=task, groups={part: renumbered(groups[at]) for part, at in parts.items()}, left_out=left_out)
+    return Rows(
+        task=task,
+        groups={part: renumbered(groups[at]) for part, at in parts.items()},
+        variance=variance_of(objective.head, dev.texts),
+        left_out=left_out,
+    )
 
 
 def groups_of(texts: Sequence[Any]) -> np.ndarray:
@@ -173,16 +179,24 @@ def worth(groups: np.ndarray) -> float:
     return len(groups) ** 2 / float(np.square(np.bincount(groups)).sum())
 
 
-def resolved(rows: float, candidates: int = 1) -> float:
-    """Return the points that so many rows tell apart with a certainty of 95%, for all candidates together. A student changes
-    `DISAGREEMENT` of the answers, and a bound counts one more row, which is lost."""
-    return 100 * (NormalDist().inv_cdf(1 - ALPHA / candidates) * math.sqrt(DISAGREEMENT / rows) + 1 / rows)
+def variance_of(head: str, texts: Sequence[Any]) -> float:
+    """Return the variance of what a student loses in a row, from 0 to 1, if it changes `DISAGREEMENT` of the answers.
+
+    A row has one answer, but one for each word where words are tagged: its score is their mean, which varies less the more they are.
+    """
+    return DISAGREEMENT * float(np.mean([1 / len(row) if head == HEAD_TOKENS else 1 for row in texts]))
 
 
-def needed(drop: float, candidates: int = 1) -> int:
+def resolved(rows: float, candidates: int = 1, variance: float = DISAGREEMENT) -> float:
+    """Return the points that so many rows tell apart with a certainty of 95%, for all candidates together, where what a student loses in
+    a row varies so much. A bound counts one more row, which is lost."""
+    return 100 * (NormalDist().inv_cdf(1 - ALPHA / candidates) * math.sqrt(variance / rows) + 1 / rows)
+
+
+def needed(drop: float, candidates: int = 1, variance: float = DISAGREEMENT) -> int:
     """Return how many confirmation rows it takes to prove that a student loses at most `drop` points, where it loses as many answers as
     it gains, and none of the other candidates is proven."""
-    return bisect.bisect_left(range(10**9), -drop, lo=1, key=lambda rows: -resolved(rows, candidates))
+    return bisect.bisect_left(range(10**9), -drop, lo=1, key=lambda rows: -resolved(rows, candidates, variance))
 
 
 def least_needed(drop: float, candidates: int = 1) -> int:
@@ -218,19 +232,19 @@ def counted(rows: int, own: float) -> str:
     return f", which count as {own:,.0f} that do not overlap," if own < 0.95 * rows else ""
 
 
-def what_rows_show(groups: Mapping[str, np.ndarray], drop: float | None, candidates: int) -> str:
+def what_rows_show(groups: Mapping[str, np.ndarray], variance: float, drop: float | None, candidates: int) -> str:
     """Say what the dev rows resolve.
 
     Args:
-        groups: of "dev" and "test", by row.
+        groups: of "dev" and "test", by row. variance: see `variance_of`. drop: points that may be lost, or None.
     """
     (choose, own), (confirm, confirming) = ((len(found), worth(found)) for found in (groups["dev"], groups["test"]))
+    apart, bound = resolved(own, 1, variance), resolved(confirming, candidates, variance)
     said = (
-        f"{choose:,} dev rows to choose on{counted(choose, own)} tell students apart that differ by some {resolved(own):.1f} points, and "
-        f"{confirm:,} rows to confirm on{counted(confirm, confirming)} bound a drop to within "
-        f"{resolved(confirming, candidates):.1f} points"
+        f"{choose:,} dev rows to choose on{counted(choose, own)} tell students apart that differ by some {apart:.1f} points, and "
+        f"{confirm:,} rows to confirm on{counted(confirm, confirming)} bound a drop to within {bound:.1f} points"
     )
-    if drop is None or confirming >= (wanted := needed(drop, candidates)):
+    if drop is None or confirming >= (wanted := needed(drop, candidates, variance)):
         return said
     proof, few = f"to prove a drop of at most {drop:g} takes", least_needed(drop, candidates)
     if confirming < few:

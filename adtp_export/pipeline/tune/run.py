@@ -71,7 +71,7 @@ class Run:
         self._check_order()
         self.precisions, told = times.precisions_here(chosen.formats)
         self.rounds = times.workload(chosen.workload, task)
-        self.shows = what_rows_show(rows.groups, chosen.drop, SHORTLIST + (INT8 in self.precisions))
+        self.shows = what_rows_show(rows.groups, rows.variance, chosen.drop, SHORTLIST + (INT8 in self.precisions))
         for note in (rows.left_out, str(task), self.shows, told, what_was_cut(task)):
             if note:
                 steps.note(note)
