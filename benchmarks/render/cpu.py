@@ -29,12 +29,6 @@ UNEXPLAINED = (f"ctranslate2-dense-{FULL}", "1x")
 
 GPU_RECORD = RECORDS / "gpu-nvidia-h100-80gb-hbm3-bert-base-6-ort-cuda-fp16.json"
 
-EARLIER_RULES = (
-    "Recorded before the [rules](../benchmarks/README.md) that hold now: only runs of less than half a second were timed right after "
-    "an untimed one, speedups of skewed workloads are means of ratios whose interval covers 75%, and each runtime chose its threads."
-)
-"""Of records of `adtp-bench` without single rounds."""
-
 Rows = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -48,9 +42,7 @@ def conditions(record: dict[str, Any]) -> str:
     versions, precision = record["versions"], record["results"][0]["precision"]
     where = record["device"].get("name") or place(record)
     runtime = versions.get("onnxruntime") or versions["onnxruntime-gpu"]
-    told = f"`{record['command']}`: retention {record['retention']}. Medians, ONNX Runtime {runtime}, {precision}, {where}."
-    earlier = record["device"].get("kind") == "cpu" and "rounds_ms" not in record["results"][0]
-    return f"{told} {EARLIER_RULES}" if earlier else told
+    return f"`{record['command']}`: retention {record['retention']}. Medians, ONNX Runtime {runtime}, {precision}, {where}."
 
 
 def front(record: dict[str, Any]) -> str:
@@ -78,6 +70,8 @@ def front(record: dict[str, Any]) -> str:
     return "\n\n".join([table(heads, lines), told, f"{_in_lower_precisions(record)} {_accuracy()} {_on_a_gpu()}"])
 
 
+LOWER_PEERS = ("OpenVINO dense bf16", "CTranslate2 dense int8")
+"""Of precision-speed.json: those of `BEST_PEERS`."""
 WIDE = 0.1
 """A margin that says too little, as a share of the speedup."""
 
@@ -98,13 +92,19 @@ def _in_lower_precisions(record: dict[str, Any]) -> str:
         for workload in dict.fromkeys(workload for workload, _ in rows)
         if all(margins[workload, precision] <= WIDE for precision in lower.values())
     ]
-    told = []
+    peers = {
+        workload: min(ms[workload, peer] for peer in LOWER_PEERS if (workload, peer) in ms) for workload in workloads
+    }
+    gains, ahead = [], []
     for name, precision in lower.items():
-        gains = [ms[workload, "fp32 with operators"] / ms[workload, precision] for workload in workloads]
-        told.append(f"{min(gains):.1f} to {max(gains):.1f} times as fast in {name}")
+        own = [ms[workload, "fp32 with operators"] / ms[workload, precision] for workload in workloads]
+        gains.append(f"{min(own):.1f} to {max(own):.1f} times as fast in {name}")
+        over = [peers[workload] / ms[workload, precision] for workload in workloads]
+        ahead.append(f"{min(over):.1f} to {max(over):.0f} times that of the student in {name}")
     return (
-        f"**In lower precisions**, without calibration, such a student was {' and '.join(told)} as in fp32 with the operators, in "
-        f"[another run](docs/quantization.md#accuracy-and-speed-on-cpus) ({workloads[0]} to {workloads[-1]})."
+        f"**In lower precisions**, without calibration, such a student was {' and '.join(gains)} as in fp32 with the operators, in "
+        f"[another run](docs/quantization.md#accuracy-and-speed-on-cpus) ({workloads[0]} to {workloads[-1]}). There the time of the best "
+        f"peer was {' and '.join(ahead)}."
     )
 
 
@@ -181,7 +181,7 @@ def render_peers(record: dict[str, Any]) -> str:
         for w in workloads
     }
     lines = []
-    for name in ("student", PRECOMPUTED, "student-openvino", *peers):
+    for name in ("student", OPERATORS, PRECOMPUTED, "student-openvino", *peers):
         if (workloads[0], name) in rows:
             times = {w: f"{rows[w, name]['p50_ms']:.1f}" for w in workloads}
             cells = [f"**{ms}**" if best[w] == name else ms for w, ms in times.items()]
@@ -199,11 +199,11 @@ def render_ahead(record: dict[str, Any]) -> str:
         cells = [
             "-"
             if (name, w[:2]) == UNEXPLAINED
-            else " / ".join(quoted(rows[w, who]["vs"][name]) for who in ("student", PRECOMPUTED))
+            else " / ".join(quoted(rows[w, who]["vs"][name]) for who in ("student", OPERATORS))
             for w in workloads
         ]
         lines.append([name, rows[workloads[0], name]["precision"], *cells])
-    told = f"In each cell: `student` / `{PRECOMPUTED}`; -: see below. {conditions(record)}"
+    told = f"In each cell: `student` / `{OPERATORS}`; -: see below. {conditions(record)}"
     return f"{table(['faster than', 'precision', *workloads], lines, texts=2)}\n\n{told}"
 
 
