@@ -158,6 +158,8 @@ def read_json(path: Path) -> Any:
     """
     try:
         text = read_document(path, JSON_BYTES)
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         kind = "cannot be read" if isinstance(error, OSError) else "is not readable JSON"
         raise InputError(f"{path} {kind}: {ellipsize(str(error))}") from error
@@ -271,8 +273,11 @@ def holding(folder: Path) -> Iterator[None]:
 
 
 def give_as(work: Path, there: os.stat_result) -> None:
-    """Give all that is in `work` the owner and the group of what it replaces, as far as this user may; else no group gets rights by it."""
+    """Give all that is in `work` the owner and the group of what it replaces, as far as this user may; else no group gets rights by it.
+    Files that other directories have, too, stay as they are."""
     for place in (work, *work.rglob("*")):
+        if (found := place.lstat()).st_nlink > 1 and stat.S_ISREG(found.st_mode):
+            continue
         for owner in (there.st_uid, -1):  # root may give things away, and others may choose among their groups
             with contextlib.suppress(OSError):
                 os.chown(place, owner, there.st_gid, follow_symlinks=False)

@@ -66,9 +66,9 @@ def make_quantization_plan(recipe: Recipe, student: PrunedEncoder, seen: Mapping
         return float(_representable(end / recipe.largest, recipe))
 
     scales, residuals = {}, _residuals(student)
-    for name, weight in products(student).items():
-        if recipe.excludes(name):
-            continue
+    weights = products(student)
+    for name in recipe.quantized(weights):
+        weight = weights[name]
         smooth = np.ones(1, np.float32)
         activation = residual = None
         if static:
@@ -86,10 +86,9 @@ def plan_by_token(recipe: Recipe, weights: Mapping[str, np.ndarray]) -> Quantiza
     """Choose the scales of products ``(N, K)`` whose inputs are rounded token by token: those of weights alone, without smoothing."""
     scales = {
         name: Scales(
-            _representable(_largest(weight, recipe) / recipe.largest, recipe), None, np.ones(1, np.float32), None
+            _representable(_largest(weights[name], recipe) / recipe.largest, recipe), None, np.ones(1, np.float32), None
         )
-        for name, weight in weights.items()
-        if not recipe.excludes(name)
+        for name in recipe.quantized(weights)
     }
     return QuantizationPlan(recipe, scales)
 

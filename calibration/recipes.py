@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -110,8 +110,20 @@ class Recipe:
         """What the end of a range becomes in the format."""
         return E4M3_MAX if self.format == "fp8" else 127
 
-    def excludes(self, product: str) -> bool:
-        return any(fnmatchcase(product, pattern) for pattern in self.exclude)
+    def quantized(self, products: Iterable[str]) -> list[str]:
+        """Return which matrix products are quantized: those that no pattern of `exclude` matches.
+
+        Raises:
+            InputError: a pattern that matches none.
+        """
+        names = list(products)
+        for pattern in self.exclude:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise InputError(
+                    f"recipe {self.name}: exclude has {quoted(pattern)}, which matches no matrix product; products are "
+                    f"{ellipsize(', '.join(names))}{did_you_mean(pattern, names)}"
+                )
+        return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in self.exclude)]
 
 
 def built_in(target: str, format: str) -> Recipe:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from testbed import ROOT
 
+import adtp_export
 from adtp_export.benchmarking import interleaved_timing as turns
 from adtp_export.benchmarking.workloads import Workload, make_workloads
 from adtp_export.contract import ATTENTION_MASK, INPUT_IDS
@@ -155,10 +156,14 @@ def test_the_recorded_command_is_repeated_without_its_extras():
     }
 
 
-@pytest.mark.parametrize("name", ["cpu-bert-base-6.json", "cpu-peers.json"])
-def test_committed_records_can_be_repeated(name):
-    recorded = records.read_document(ROOT / "benchmarks" / "records" / name)
-    assert regression.again(recorded["command"])["shape"] == "bert-base"
+@pytest.mark.parametrize("path", regression.BY_DEFAULT, ids=lambda path: path.stem)
+def test_committed_records_can_be_repeated(path, monkeypatch, tmp_path):
+    """By the command itself, up to the timing, which says here what was recorded."""
+    recorded, asked = records.read_document(path), {}
+    monkeypatch.setattr(adtp_export, "bench", lambda **options: asked.update(options) or recorded)
+    monkeypatch.setattr(sys, "argv", ["regression", str(path), "--seconds", "3"])
+    assert regression.main() == 0
+    assert (asked["shape"], asked["seconds"], asked["budget"]) == ("bert-base", 3, 0)
 
 
 @given(

@@ -57,6 +57,14 @@ class ShapeRange:
             )
         return cls(low, opt, high)
 
+    @classmethod
+    def stored(cls, text: str, axis: str) -> ShapeRange:
+        """Parse what a manifest says of an axis; raises ValueError."""
+        try:
+            return cls.parse(text, axis)
+        except InputError as error:
+            raise ValueError(f"profile: {error}") from error
+
 
 @dataclass(frozen=True)
 class ExcusedFlip:
@@ -147,14 +155,8 @@ class Target:
         parity = self.parity.to_json() if self.parity else dict.fromkeys(_CONTRACT_PARITY)
         rows = {"verification": dict(self.verification), "calibration": dict(self.calibration)}
         known = {name: value for name, value in rows.items() if value}
-        return {
-            "file": self.file,
-            "status": self.status,
-            "attention": self.attention,
-            **parity,
-            **self.details,
-            **known,
-        }
+        own = {"file": self.file, "status": self.status, "attention": self.attention}
+        return {**own, **parity, **self.details, **known}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Target:
@@ -162,7 +164,8 @@ class Target:
         judged = {f.name for f in dataclasses.fields(Parity)}
         own = {f.name: data[f.name] for f in dataclasses.fields(cls) if f.name in data}
         details = {k: v for k, v in data.items() if k not in judged and k not in own}
-        convert(details, _Details)
+        for axis, text in convert(convert(details, _Details).get("profile", {}), dict[str, str]).items():
+            ShapeRange.stored(text, axis)
         convert(own, _StoredRows)
         parity = {k: v for k, v in data.items() if k in judged}
         return convert({**own, "parity": parity if parity.get("rows") is not None else None, "details": details}, cls)
@@ -338,9 +341,7 @@ class Manifest:
             return cls(
                 versions=stored["versions"],
                 checkpoint=data["checkpoint"],
-                profile={
-                    axis: ShapeRange.parse(text, axis) for axis in ("batch", "seq") for text in [data["profile"][axis]]
-                },
+                profile={axis: ShapeRange.stored(data["profile"][axis], axis) for axis in ("batch", "seq")},
                 retention=data["retention"],
                 targets=targets,
                 durations_s=stored["durations_s"],
@@ -371,6 +372,7 @@ def _check_names(files: Mapping[str, FileEntry], targets: Mapping[str, Target]) 
     """Raises ValueError where a file is not named inside the directory, or a target's file is not listed."""
     for name in files:
         parts = PurePosixPath(name).parts
+        name.encode()  # as it takes to look for it: a lone surrogate cannot be
         if not parts or ".." in parts or parts[0] == "/" or name != "/".join(parts) or set(name) & set("\\:\0"):
             raise ValueError(f"{quoted(name)} does not name a file inside the directory")
     for name, target in targets.items():

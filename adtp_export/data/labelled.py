@@ -164,7 +164,11 @@ def _check_answers(context: str, texts: list[str], starts: list[int], where: str
     if len(texts) != len(starts):
         raise InputError(f"{where} has {len(texts)} answers and {len(starts)} starts; accepted is one start for each")
     for text, start in zip(texts, starts):
-        if not text or start < 0 or not context.startswith(text, start):
+        if not text.strip():
+            raise InputError(
+                f"{where}: got the answer {quoted(text)}; accepted are texts, and empty lists where there is no answer"
+            )
+        if start < 0 or not context.startswith(text, start):
             there = context[start : start + len(text)] if start >= 0 else ""
             raise InputError(
                 f"{where}: the answer {quoted(text)} should begin at character {start} of the context, where {quoted(there)} is"

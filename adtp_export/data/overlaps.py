@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-WORD = re.compile(r"\w+")
+UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+"""Thai, Lao, Burmese, Khmer, kana and Han, which have no spaces between words: each character counts as a word."""
+WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
+PUNCTUATION = ("P", "S")
+"""Kinds of characters that are no words, as of `unicodedata.category`."""
 SHARED_WORDS = 4
 """A shorter phrase stands in texts that have nothing else in common."""
+SHARED_CHARACTERS = 8
+"""The same where a character counts as a word."""
 
 
 def normalized(text: str) -> str:
     """Return the words of a text in lower case, with one space between two; a text without words stays as it is."""
-    return " ".join(WORD.findall(text.casefold())) or text
+    words = (
+        word
+        for word in WORD.findall(text.casefold())
+        if not unicodedata.category(word[0]).startswith(PUNCTUATION) or word[0] == "_"
+    )
+    return " ".join(words) or text
 
 
 class Sentences:
@@ -40,16 +54,24 @@ def overlapping(texts: Sequence[str]) -> list[int]:
     """Number the groups of texts that overlap, from 0 in order of appearance: one number per text.
 
     A text belongs to all texts that contain its words side by side, whatever their case and punctuation. With fewer than
-    `SHARED_WORDS` words it belongs to the first of them alone, and does not join them.
+    `SHARED_WORDS` words (`SHARED_CHARACTERS`, where characters count as words) it belongs to the first of them alone, and does not join
+    them.
     """
     phrases = [normalized(text) for text in texts]
     sentences, holders = Sentences(), {}
     for phrase in sorted(set(phrases), key=lambda phrase: (-len(phrase.split()), phrase)):
         found = sorted(sentences.containing(phrase)) if phrase.strip() else []
         found = found or [sentences.add(phrase)]
-        holders[phrase] = found if len(phrase.split()) >= SHARED_WORDS else found[:1]
+        holders[phrase] = found if _says_much(phrase) else found[:1]
     roots = _connected(len(sentences.texts), holders.values())
     return _in_order(roots[holders[phrase][0]] for phrase in phrases)
+
+
+def _says_much(phrase: str) -> bool:
+    """Say whether texts that hold a phrase have more in common than a few words."""
+    words = phrase.split()
+    characters = len(re.findall(f"[{UNSPACED}]", phrase))
+    return (len(words) - characters) / SHARED_WORDS + characters / SHARED_CHARACTERS >= 1
 
 
 def joined(one: Sequence[int], other: Sequence[int]) -> list[int]:

@@ -258,6 +258,11 @@ def is_label(value: object) -> bool:
     return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
 
 
+def class_name(label: Label) -> str:
+    """Return the name of the class that a label stands for: as text, without spaces around it; a whole number without a point."""
+    return str(int(label)) if isinstance(label, float) and label == int(label) else str(label).strip()
+
+
 def _table(lines: Lines, kind: str) -> csv.DictReader[str]:
     csv.field_size_limit(MAX_ROW)
     tabs: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}

@@ -20,7 +20,7 @@ from ..contract import (
     HEAD_VECTORS,
     START_LOGITS,
 )
-from ..inference.answers.sequence import MULTI_LABEL
+from ..inference.answers.sequence import MULTI_LABEL, REGRESSION
 from ..inference.answers.spans import told
 from ..model.encoder import PrunedEncoder
 from ..model.heads import pooled
@@ -49,12 +49,14 @@ def explained(student: PrunedEncoder, said: Any, asked: np.ndarray) -> Explained
 
 
 def _class(student: PrunedEncoder, said: Any, asked: np.ndarray) -> Explained:
-    """Log odds of the class against all others; the sum over all labels where several may hold; a number as it is."""
+    """Log odds of the class against all others; the sum over all labels where several may hold; numbers as they are, summed."""
     one = [0] if student.reads_first else [len(asked) - 1]
     ends = one if student.reads_first or student.reads_last else range(len(asked))
     if student.config.problem_type == MULTI_LABEL:
         signs = said.logits.sign()
         return Explained(lambda output: (output.logits * signs).sum(1), ends)
+    if student.config.problem_type == REGRESSION:
+        return Explained(lambda output: output.logits.sum(1), ends)
     classes = said.logits.argmax(1)
     return Explained(lambda output: answer_score(output.logits, classes), ends)
 

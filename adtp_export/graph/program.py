@@ -288,7 +288,7 @@ def save(model: ir.Model, path: Path, inline_limit_bytes: int = INLINE_LIMIT_BYT
     """Write the model; return the files written. Weights past the limit go to ``<path>.data`` beside it."""
     size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
     if size <= inline_limit_bytes:
-        ir.save(model, path)
+        ir.save(ir.external_data.load_to_model(model), path)  # of a larger file, weights would stay in its data
         return [path]
     data = path.with_name(path.name + ".data")
     ir.save(model, path, external_data=data.name, size_threshold_bytes=1024)

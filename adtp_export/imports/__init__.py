@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from ..contract import HEAD_EMBEDDING, HEAD_SPANS
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import InputError, quoted
 from ..model.checkpoint import Checkpoint, load_checkpoint, read_config
 from ..model.tokenizer_settings import TOKENIZER_SETTINGS, ignored_settings, settings_of
@@ -88,12 +88,14 @@ def _dense(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> 
             *told,
             f"{home.name}/{TOKENIZER_SETTINGS}: padding_side is ignored: questions are read before their contexts",
         )
-    return replace(checkpoint, notes=(*checkpoint.notes, *told, *_contradicting(config, directory)))
+    labelled = checkpoint.student.config.head in (HEAD_SEQUENCE, HEAD_TOKENS)
+    contradicting = _contradicting(config, directory) if labelled else ()
+    return replace(checkpoint, notes=(*checkpoint.notes, *told, *contradicting))
 
 
 def _contradicting(config: Mapping[str, Any], directory: Path) -> Iterator[str]:
     """Say where `label2id` has other numbers than `id2label`: a pipeline of transformers may take it for one label."""
-    names, back = config.get("id2label") or {}, config.get("label2id") or {}
+    names, back = (found if isinstance(found := config.get(name), dict) else {} for name in ("id2label", "label2id"))
     wrong = next((name for i, name in names.items() if back.get(name, int(i)) not in (i, int(i))), None)
     if wrong is not None:
         yield (

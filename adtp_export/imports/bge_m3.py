@@ -115,7 +115,7 @@ def _linear(path: Path, inputs: int) -> dict[str, Tensor]:
         raise InputError(f"{path} cannot be read: {ellipsize(str(error))}") from error
     tensors = stored if isinstance(stored, dict) else {}
     shapes = {name: tuple(value.shape) for name, value in tensors.items() if isinstance(value, Tensor)}
-    outputs = shapes.get("weight", (0,))[0]
+    outputs = (shapes.get("weight") or (0,))[0]
     if shapes != {"weight": (outputs, inputs), "bias": (outputs,)} or not outputs:
         raise InputError(
             f"{path} holds {shapes or type(stored).__name__}; accepted are a weight (n, {inputs}) and a bias (n,)"

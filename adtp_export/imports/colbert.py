@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..contract import HEAD_VECTORS
 from ..data.sides import Sides
-from ..errors import InputError, quoted
+from ..errors import InputError, check_int, quoted
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_config
 from ..model.config import PrunedEncoderConfig
 from ..model.plain import FORMATS, architectures, as_format_2, check_encoder
@@ -80,7 +80,8 @@ def read(directory: Path, kind: str, options: ReadOptions) -> Checkpoint:
         raise InputError(f"{path}: model_type is {quoted(raw['model_type'])}; here it has to be a plain encoder")
     check_encoder(raw, path, pooled=True)
     limits = fields_of_limits(home)
-    if "message" in (limits.get("modality_config") or {}):
+    modality = limits.get("modality_config") or {}
+    if not isinstance(modality, dict) or "message" in modality:
         raise InputError(
             f"{home}: texts go through a chat template; accepted here are models that read texts as they are"
         )
@@ -106,6 +107,9 @@ def read(directory: Path, kind: str, options: ReadOptions) -> Checkpoint:
 
 def _usual_length(home: Path, limits: Mapping[str, Any]) -> int | None:
     """Return how long texts may be of which nothing else is said; None: as long as the model reads."""
+    most = limits.get("max_seq_length")
+    if most is not None and not (isinstance(most, (int, float)) and most >= sentence_transformers.UNLIMITED):
+        check_int(f"{home}: max_seq_length", most, 1)
     for value in (limits.get("max_seq_length"), document(home / "tokenizer_config.json").get("model_max_length")):
         if isinstance(value, int) and 0 < value < sentence_transformers.UNLIMITED:
             return value

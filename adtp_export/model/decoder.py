@@ -107,9 +107,9 @@ class Decoder:
 
     @property
     def head(self) -> nn.Module:
-        """From states to logits."""
+        """From states to logits. transformers caps those of Gemma alone, and not where it reads pictures."""
         module: nn.Module = self.model.get_output_embeddings()
-        cap = getattr(self.backbone.config, CAP, None)
+        cap = getattr(self.model.config, CAP, None) if self.model.config.model_type == "gemma3_text" else None
         return module if cap is None else Capped(module, cap)
 
     @property

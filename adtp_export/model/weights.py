@@ -84,6 +84,8 @@ def _shards(index: Path, ending: str) -> list[Path]:
         names = sorted({str(name) for name in read_json(index)["weight_map"].values()})
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{index} is not an index of weights: {quoted(error)}") from error
+    if not names:
+        raise InputError(f"{index} names no file; accepted are {ending} files of the same directory")
     for name in names:
         if Path(name).name != name or not name.endswith(ending):
             raise InputError(f"{index} names {quoted(name)}; accepted are {ending} files of the same directory")

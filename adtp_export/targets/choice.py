@@ -95,8 +95,13 @@ def candidates(targets: Mapping[str, Target]) -> dict[str, TargetSpec]:
     here = runnable(targets)
     if not here:
         obstacles = filter(None, map(_plugin_obstacle, targets))
+        elsewhere = (
+            f"none of its targets ({', '.join(targets)}) runs here: they are for another device or runtime, or failed. Install the "
+            "runtime of one of them, or export again on this machine"
+        )
+        none_installed = "no runtime is installed for any target; type: pip install 'adtp-export[cpu]'"
         raise MissingDependencyError(
-            next(obstacles, "no runtime is installed for any target; type: pip install 'adtp-export[cpu]'")
+            next(obstacles, elsewhere if RUNTIMES["onnxruntime"].installed() else none_installed)
         )
     trust = min((targets[name].status for name in here), key=TRUST.index)
     pool = {name: spec for name, spec in here.items() if targets[name].status == trust}

@@ -124,11 +124,13 @@ def times_here(directory: Path, manifest: Manifest, names: Sequence[str], thread
         alike = [each.place.fingerprint or "none" for each in known if place.named_alike(each.place)]
         found = f", only of machines of that name with the fingerprint {' and '.join(alike)}" if alike else ""
         return {}, f"{NAME} is ignored: it has no times of {place}{found}; {again}"
-    if stale := [name for name in names if name not in here or not here[name].holds(name, manifest)]:
-        return {}, f"{NAME} is ignored: not timed, or changed since: {', '.join(stale)}; {again}"
+    if missing := [name for name in names if name not in here]:
+        return {}, f"{NAME} is ignored: not timed: {', '.join(missing)}; {again} --budget 0"
+    if stale := [name for name in names if not here[name].holds(name, manifest)]:
+        return {}, f"{NAME} is ignored: changed since: {', '.join(stale)}; {again}"
     shapes = [shape for shape in here[names[0]].p50_ms if all(shape in here[name].p50_ms for name in names)]
     if not shapes:
-        return {}, f"{NAME} is ignored: no shape of batch was timed on all of {', '.join(names)}; {again}"
+        return {}, f"{NAME} is ignored: no shape of batch was timed on all of {', '.join(names)}; {again} --budget 0"
     return {name: {shape: here[name].p50_ms[shape] for shape in shapes} for name in names}, ""
 
 

@@ -32,7 +32,7 @@ _PROOFS = ("trt", "rtx", ADTP)
 ENCODER_PRECISIONS = ("fp32", "fp16", "bf16")
 """That there are kernels of whole encoders for."""
 _STATIC = "static_"
-_FIXED = rf"(?P<form>{_STATIC}[1-9][0-9]*x[1-9][0-9]*)"
+_FIXED = rf"(?P<form>{_STATIC}[1-9][0-9]{{0,8}}x[1-9][0-9]{{0,8}})"
 _PRECISION = f"(?P<precision>{'|'.join(PRECISIONS)})"
 _GPUS = r"(?P<gpus>sm_[0-9]+(?:\+sm_[0-9]+)*)"
 _GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (

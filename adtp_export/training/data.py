@@ -17,7 +17,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from ..contract import INPUT_IDS, INPUTS, TOKEN_TYPE_IDS
 from ..data.labelled import Question
-from ..data.readers import Label, Text, check_label_column, choose_columns, is_label, no_label, read_rows
+from ..data.readers import Label, Text, check_label_column, choose_columns, class_name, is_label, no_label, read_rows
 from ..data.tokenize import TokenizedText, pad
 from ..errors import InputError, needs_extras, quoted
 from ..model.registry import input_names
@@ -210,7 +210,7 @@ class Labels:
             return cls(())
         if table.classes:
             return cls(table.classes)
-        found = {_class_name(label) for label in table.labels}
+        found = {class_name(label) for label in table.labels}
         if len(found) < 2:
             raise InputError(
                 f"{table.source}: all rows have the label {quoted(found.pop())}; accepted are at least two classes"
@@ -234,7 +234,7 @@ class Labels:
         index = {name: i for i, name in enumerate(self.names)}
         indices = []
         for row, label in enumerate(table.labels, start=1):
-            if (name := _class_name(label)) not in index:
+            if (name := class_name(label)) not in index:
                 known = ", ".join(self.names[:10]) + (", ..." if len(self.names) > 10 else "")
                 raise InputError(f"{table.source}: row {row} has the label {quoted(name)}; the classes are {known}")
             indices.append(index[name])
@@ -266,10 +266,6 @@ def _check_finite(table: Table, numbers: Sequence[float | None]) -> None:
 def by_number(name: str) -> tuple[float, str]:
     """Sort names of classes by their number, where they are numbers; so ``LABEL_2`` of a teacher is 2, and not 10."""
     return _number(name) or 0.0, name
-
-
-def _class_name(label: Label) -> str:
-    return str(int(label)) if isinstance(label, float) and label == int(label) else str(label).strip()
 
 
 @dataclass(kw_only=True)

@@ -21,9 +21,9 @@ from benchmarks.harness.records import RECORDS, read_document
 BY_DEFAULT = tuple(RECORDS / name for name in ("cpu-bert-base-6.json", "cpu-fastest.json"))
 OWN = ("packed-dense-", "padded-dense-")
 """Dense baselines, which run in the student's runtime."""
-STUDENTS = ("student", "student-precomputed")
+STUDENTS = ("student", "student-plugin", "student-precomputed")
 SLACK = 0.03
-LEFT_OUT = ("seconds", "workloads", "sweep_retention")
+LEFT_OUT = ("seconds", "workloads", "sweep_retention", "budget")
 """Options of a record's command that are not repeated."""
 
 

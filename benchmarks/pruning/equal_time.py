@@ -5,7 +5,7 @@
 For each data set, batch and precision, dense exports of 6, 4, 3 and 2 layers run in turns with exports of 6 and 4 layers that cut
 where `equal_data.SITE` says, at several retentions. Texts are those of dev, as they come. What is recorded is not timed again, so a
 stopped call goes on. `retention_for` reads the table: the retention with which a cut takes as long as fewer layers. `equal_runs.py`
-trains exactly these.
+trains these, except for single short texts, whose retentions are of an earlier table.
 """
 
 from __future__ import annotations

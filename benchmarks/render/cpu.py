@@ -24,8 +24,6 @@ BEST_PEERS = {
     f"openvino-bf16-dense-{FULL}": "OpenVINO, bf16",
     f"ctranslate2-int8-dense-{FULL}": "CTranslate2, int8",
 } | {f"llamacpp-{precision}-dense-{FULL}": f"llama.cpp, {precision}" for precision in ("f32", "bf16", "q8_0")}
-UNEXPLAINED = (f"ctranslate2-dense-{FULL}", "1x")
-"""Cells that are not quoted: CTranslate2's fp32 has a cost for each run of a single text that none of its settings takes away."""
 
 GPU_RECORD = RECORDS / "gpu-nvidia-h100-80gb-hbm3-bert-base-6-ort-cuda-fp16.json"
 
@@ -196,14 +194,9 @@ def render_ahead(record: dict[str, Any]) -> str:
     names = [name for name in rows[workloads[0], "student"]["vs"] if not name.startswith("packed-dense-12")]
     lines = []
     for name in names:
-        cells = [
-            "-"
-            if (name, w[:2]) == UNEXPLAINED
-            else " / ".join(quoted(rows[w, who]["vs"][name]) for who in ("student", OPERATORS))
-            for w in workloads
-        ]
+        cells = [" / ".join(quoted(rows[w, who]["vs"][name]) for who in ("student", OPERATORS)) for w in workloads]
         lines.append([name, rows[workloads[0], name]["precision"], *cells])
-    told = f"In each cell: `student` / `{OPERATORS}`; -: see below. {conditions(record)}"
+    told = f"In each cell: `student` / `{OPERATORS}`. {conditions(record)}"
     return f"{table(['faster than', 'precision', *workloads], lines, texts=2)}\n\n{told}"
 
 

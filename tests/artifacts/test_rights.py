@@ -97,6 +97,18 @@ def test_owners_of_what_links_point_to_stay(out, tmp_path, as_root):
     assert (tmp_path / "elsewhere").stat().st_uid == 0
 
 
+def test_owners_of_files_that_other_directories_have_too_stay(out, tmp_path, as_root):
+    """As weights of an export in a model repository of Triton, which the server's user may own."""
+    (tmp_path / "elsewhere").write_text("weights")
+    os.chown(out, OWNER, GROUP)
+    with OutputDirectory(out, force=True) as directory:
+        os.link(tmp_path / "elsewhere", directory.work / "weights")
+        (directory.work / "manifest.json").write_text((out / "manifest.json").read_text())
+        directory.publish()
+    assert (out / "manifest.json").stat().st_uid == OWNER
+    assert {path.stat().st_uid for path in (tmp_path / "elsewhere", out / "weights")} == {0}
+
+
 def test_files_that_nobody_may_write_are_updated(out):
     (out / NAMES[0]).chmod(0o400)
     with OutputDirectory(out, update=True) as directory:

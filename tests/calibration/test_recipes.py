@@ -41,9 +41,12 @@ def test_excluded_products(tmp_path):
     path.write_text(GOOD + 'exclude = ["layers.0.*", "*.ffn.output.dense"]\n')
     recipe = recipes.read(path)
     assert recipe.name == "mine"
-    assert recipe.excludes("layers.0.attention.qkv")
-    assert recipe.excludes("layers.3.ffn.output.dense")
-    assert not recipe.excludes("layers.3.attention.qkv")
+    names = ["layers.0.attention.qkv", "layers.3.attention.qkv", "layers.3.ffn.output.dense"]
+    assert recipe.quantized(names) == ["layers.3.attention.qkv"]
+    with pytest.raises(
+        InputError, match=r"recipe mine: exclude has '\*\.ffn\.output\.dense', which matches no matrix product"
+    ):
+        recipe.quantized(names[:2])
 
 
 @pytest.mark.parametrize(

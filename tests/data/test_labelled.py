@@ -68,7 +68,11 @@ def test_a_bad_tagged_row_is_named(tmp_path, row, message):
         ({"answers": {"text": ["Ada"], "answer_start": []}}, "row 1 has 1 answers and 0 starts"),
         ({"answers": {"text": ["Ada"], "answer_start": [5]}}, "'Ada' should begin at character 5 .* where 'Bob' is"),
         ({"answers": {"text": ["Bob"], "answer_start": [-4]}}, "'Bob' should begin at character -4"),
-        ({"answers": {"text": [""], "answer_start": [0]}}, "should begin"),
+        (
+            {"answers": {"text": [""], "answer_start": [-1]}},
+            "got the answer ''; accepted are texts, and empty lists where",
+        ),
+        ({"answers": {"text": [" "], "answer_start": [3]}}, "got the answer ' '; accepted are texts"),
     ],
 )
 def test_a_bad_question_is_named(tmp_path, change, message):

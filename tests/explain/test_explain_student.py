@@ -103,6 +103,9 @@ def test_several_labels_are_explained_together():
     said = student(**tensors(one_text()))
     found = explained(student, said, np.ones(N, bool))
     torch.testing.assert_close(found.score(said), said.logits.abs().sum(1))
+    numbers = make_student(num_labels=3, problem_type="regression")
+    said = numbers(**tensors(one_text()))
+    torch.testing.assert_close(explained(numbers, said, np.ones(N, bool)).score(said), said.logits.sum(1))
     single = copy.copy(said)
     single.logits = said.logits[:, :1]
     torch.testing.assert_close(answer_score(single.logits, torch.tensor([0])), single.logits[:, 0])

@@ -101,6 +101,25 @@ def test_a_student_that_overflows_in_fp16_is_not_judged_by_it():
         for_precision(oracle, typed(student, "fp16"), "fp16")
 
 
+def test_forms_of_a_large_file_have_their_weights_to_themselves(tmp_path):
+    """Though they are small enough for one file, and take some weights as they are."""
+    large, forms = tmp_path / "large.onnx", {}
+    program.save(ir.from_proto(onnx.load_from_string(exported_graph(*SITES))), large, inline_limit_bytes=10_000)
+    (tmp_path / "forms").mkdir()
+    for name, make in {
+        "fp16": lambda path: program.convert_precision(large, path, "fp16"),
+        "linear": lambda path: program.lower_linear(large, path),
+        "precomputed": lambda path: program.precompute_projections(large, path),
+    }.items():
+        forms[name] = tmp_path / "forms" / f"{name}.onnx"
+        make(forms[name])
+    assert large.with_name("large.onnx.data").is_file()
+    for path in forms.values():
+        stored = onnx.load(path, load_external_data=False)
+        assert not any(tensor.external_data for tensor in stored.graph.initializer)
+    assert sorted(path.name for path in (tmp_path / "forms").iterdir()) == sorted(f"{name}.onnx" for name in forms)
+
+
 def test_weights_beyond_fp16_are_refused(tmp_path):
     model = ir.from_proto(onnx.load_from_string(exported_graph(*SITES)))
     (weight,) = (value for name, value in model.graph.initializers.items() if name.endswith("classifier.weight"))

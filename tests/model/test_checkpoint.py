@@ -215,6 +215,9 @@ def test_sharded_weights(checkpoint_dir, demo, ending, save):
     index.write_text(json.dumps({"weight_map": {"x": f"../x.{ending}"}}))
     with pytest.raises(InputError, match="of the same directory"):
         load_checkpoint(checkpoint_dir, allow_pickle=pickled)
+    index.write_text(json.dumps({"weight_map": {}}))
+    with pytest.raises(InputError, match=rf"names no file; accepted are \.{ending} files"):
+        load_checkpoint(checkpoint_dir, allow_pickle=pickled)
 
 
 def test_pickle_needs_a_word(checkpoint_dir, demo):

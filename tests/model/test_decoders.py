@@ -166,6 +166,10 @@ def test_flops_of_a_last_layer_for_one_token(name, seen):
             "sliding_window is missing",
         ),
         (
+            {"model_type": "mistral", "sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]},
+            "reads such a .* as ministral.* 'sliding_attention' in all layers",
+        ),
+        (
             {"model_type": "modernbert", "num_attention_heads": SHAPE["hidden_size"]},
             "heads of an even size are accepted",
         ),

@@ -173,6 +173,8 @@ def shapes(draw):
         "eos_token_id": 2,
         **({} if family == "eurobert" else {"is_causal": pick(True, False)}),
     }
+    if family == "mistral":
+        fields["layer_types"] = ["sliding_attention"] * layers
     if family == "gemma3_text":
         fields["hidden_activation"] = fields["hidden_act"]
         fields["use_bidirectional_attention"] = pick(True, False)

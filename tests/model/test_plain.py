@@ -291,6 +291,15 @@ def test_labels_with_two_numbers_are_told(plain_bert):
     )
 
 
+@pytest.mark.parametrize(
+    "labels", [{"id2label": ["a", "b"]}, {"id2label": {"neg": 0}}, {"label2id": "x"}, {"id2label": {"0": ["a"]}}]
+)
+def test_labels_of_any_form_are_no_matter_where_there_are_none(labels, tmp_path):
+    directory = write_plain(tmp_path / "plain", "spans")
+    edit_json(directory / "config.json", **labels)
+    assert not any("label2id" in note for note in open_checkpoint(directory).notes)
+
+
 def test_questions_that_transformers_reads_behind_their_contexts_are_told(tmp_path):
     model = write_plain(tmp_path / "model", "spans")
     assert open_checkpoint(model).notes == ()

@@ -72,6 +72,17 @@ def test_logits_of_gemma_stay_within_their_cap(tmp_path):
     assert 0.4 < np.abs(found).max() < 0.5
 
 
+@torch.no_grad()
+def test_logits_of_others_have_no_cap(tmp_path):
+    """transformers reads the field in Gemma alone."""
+    model = save_causal(tmp_path, "llama", final_logit_softcapping=0.01)
+    prompt = torch.tensor([5, 17, 20, 31])
+    decoder = load_decoder(tmp_path)
+    _, found, _ = greedy(decoder, [decoder.embeddings(prompt)], [torch.zeros(4, dtype=torch.bool)], 1)
+    np.testing.assert_allclose(found[0, 0], model(prompt[None]).logits[0, -1].numpy(), atol=1e-5)
+    assert np.abs(found).max() > 0.01
+
+
 @pytest.mark.parametrize("method", STAGES)
 def test_pruned_is_the_oracle(method, tmp_path):
     """Two prompts at once, and one without a picture among them."""

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,7 +28,7 @@ from adtp_export.pipeline.export import export as export_room
 from adtp_export.pipeline.export import request
 from adtp_export.pipeline.export.context import ExportContext
 from adtp_export.pipeline.export.options import ExportOptions
-from adtp_export.pipeline.export.reference import verify_with
+from adtp_export.pipeline.export.reference import class_indices, verify_with
 from adtp_export.pipeline.progress import Steps
 from adtp_export.verify import samples
 
@@ -193,6 +194,21 @@ def test_wrong_labels_are_named(tmp_path, models, head, rows, options, message):
     data = write(tmp_path / "rows.jsonl", rows or LABELLED[head])
     with pytest.raises(InputError, match=message):
         adtp_export.export(models[head], tmp_path / "out", verify_data=data, **{**OPTIONS[head], **options})
+
+
+def test_labels_are_all_names_or_all_numbers():
+    """Stars are classes whose names are other numbers than theirs."""
+    text, stars, signs = TextSource(Path("rows.tsv"), "text", "label"), dict(enumerate("12345")), {0: " neg", 1: "pos"}
+    assert class_indices(["1", "2", "5"], stars, text) == [0, 1, 4]
+    assert class_indices(["0", "1", "4"], stars, text) == [0, 1, 4]
+    assert class_indices(["pos ", "neg"], signs, text) == [1, 0]
+    assert class_indices([1.0, 0, "1"], signs, text) == [1, 0, 1]
+    for labels, got in ((["0", "1", "5"], "0"), (["pos", "0"], "0"), (["pos", "neu"], "neu"), ([2], "2")):
+        names = ", ".join(stars.values() if "5" in labels else ("neg", "pos"))
+        with pytest.raises(
+            InputError, match=f"got the label '{got}'; the student knows {names}, or in all rows their num"
+        ):
+            class_indices(labels, stars if "5" in labels else signs, text)
 
 
 @pytest.mark.parametrize("head", ["masked", "vectors"])

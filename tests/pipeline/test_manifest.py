@@ -1,6 +1,7 @@
 """What a manifest says of targets that several runs wrote: each stays with the rows, and the notes, that are about it."""
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -326,4 +327,27 @@ def test_a_manifest_of_another_version_is_no_damaged_one(tmp_path, exported):
     with pytest.raises(
         InputError, match="schema 1 is not 3, as another version of adtp-export wrote it; remove .* and export"
     ):
+        Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda document: document["profile"].update(batch="3:2:1"), "profile: batch: got '3:2:1'"),
+        (
+            lambda document: document["targets"][FP32].update(profile={"batch": "1:1:1", "seq": "1:2:x"}),
+            "seq: got '1:2:x'",
+        ),
+        (
+            lambda document: document["files"].update({"a\ud800": document["files"]["model.onnx"]}),
+            "surrogates not allowed",
+        ),
+    ],
+)
+def test_a_damaged_manifest_says_what_to_do(edit, message, tmp_path, exported):
+    exported({FP32: verified(FP32, 0.5)}, "a.tsv")
+    document = json.loads((tmp_path / "manifest.json").read_text())
+    edit(document)
+    (tmp_path / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match=f"manifest.json is damaged .*{message}.*; remove .* and export again"):
         Manifest.read(tmp_path)

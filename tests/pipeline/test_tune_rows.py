@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,7 @@ from adtp_export.pipeline.progress import Steps
 from adtp_export.pipeline.tune import exports, times
 from adtp_export.pipeline.tune import tune as room
 from adtp_export.pipeline.tune.choice import ALPHA, confirm
+from adtp_export.pipeline.tune.options import TuneOptions
 from adtp_export.pipeline.tune.rows import (
     CONFIRM,
     DISAGREEMENT,
@@ -29,8 +31,10 @@ from adtp_export.pipeline.tune.rows import (
     least_needed,
     needed,
     parted,
+    read,
     resolved,
     variance_of,
+    what_rows_show,
     worth,
 )
 from adtp_export.pipeline.tune.run import Run
@@ -105,10 +109,9 @@ def test_rows_of_many_tags_prove_more_than_rows_of_one_answer():
     proven = []
     for rows in (2 * wanted, wanted // 4):
         lengths = np.resize([len(row) for row in words], rows)
-        drawn = [
-            [random.choice([-1, 0, 1], length, p=[0.05, 0.9, 0.05]).mean() for length in lengths] for _ in range(30)
-        ]
-        proven.append(sum(confirm([np.array(drops)], np.arange(rows), 1.0)[0].proven for drops in drawn))
+        changed = [random.multinomial(lengths, [0.05, 0.05, 0.9]) for _ in range(30)]
+        drawn = [(lost - gained) / lengths for lost, gained, _ in (each.T for each in changed)]
+        proven.append(sum(confirm([drops], np.arange(rows), 1.0)[0].proven for drops in drawn))
     assert proven[0] > 20
     assert proven[1] < 10
 
@@ -167,6 +170,22 @@ def asked(rng, number):
     place = rng.randrange(len(words))
     answer = {"text": [words[place]], "answer_start": [len(" ".join([*words[:place], ""]))]}
     return {"question": f"was it {number}?", "context": " ".join(words), "answers": answer}
+
+
+@pytest.mark.parametrize(("head", "make"), [("tokens", tagged), ("spans", asked)])
+def test_what_rows_show_follows_from_what_they_answer(head, make, tmp_path):
+    labels = {"id2label": {0: "B-X", 1: "O"}, "label2id": {"B-X": 0, "O": 1}} if head == "tokens" else {}
+    (tmp_path / "model").mkdir()
+    directory, rng, rows = write_plain(tmp_path / "model", head, **labels), random.Random(0), {}
+    for name in ("train", "dev"):
+        rows[name] = str(tmp_path / f"{name}.jsonl")
+        Path(rows[name]).write_text("".join(json.dumps(make(rng, i)) + "\n" for i in range(60)))
+    found = read(TuneOptions(model=str(directory), out=str(tmp_path / "out"), max_drop=50.0, batch_size=8, **rows))
+    least, most = (1 / 14, 1 / 9) if head == "tokens" else (1, 1)
+    assert least * DISAGREEMENT <= found.variance <= most * DISAGREEMENT
+    said = what_rows_show(found.groups, found.variance, 1.0, 4)
+    bound = resolved(worth(found.groups["test"]), 4, found.variance)
+    assert f"bound a drop to within {bound:.1f} points" in said
 
 
 @pytest.mark.slow

@@ -136,7 +136,7 @@ def test_times_on_different_texts_are_not_compared(edited, has_openvino):
     assert chosen(out).name == PRECOMPUTED
 
 
-def test_verified_ones_first_and_failed_ones_never(edited):
+def test_verified_ones_first_and_failed_ones_never(edited, monkeypatch):
     fast = timed(0.1)
     out = edited(**{PLAIN: {**fast, "status": "unverified"}, PRECOMPUTED: timed(9.0)})
     assert chosen(out).name == PRECOMPUTED
@@ -150,7 +150,12 @@ def test_verified_ones_first_and_failed_ones_never(edited):
     with pytest.raises(InputError, match=f"{PLAIN} cannot run on this machine; {PRECOMPUTED} can"):
         adtp_export.load(built, target=PLAIN)
     nothing = edited(**{PLAIN: {"status": "failed"}, PRECOMPUTED: None, FP16: None})
-    with pytest.raises(MissingDependencyError, match="no runtime is installed for any target"):
+    with pytest.raises(
+        MissingDependencyError, match=rf"none of its targets \({PLAIN}\) runs here: they are for another"
+    ):
+        adtp_export.load(nothing)
+    monkeypatch.setattr(onnxruntime, "installed", lambda: None)
+    with pytest.raises(MissingDependencyError, match="no runtime is installed for any target; type: pip install"):
         adtp_export.load(nothing)
 
 

@@ -26,7 +26,7 @@ from adtp_export.targets.measured import Measured, Place, Timed
 PLAIN, PRECOMPUTED, FP16 = "onnxruntime-cpu-fp32", "onnxruntime-cpu-fp32-precomputed", "onnxruntime-cpu-fp16"
 ENGINE = "rtx-sm_86+sm_89-fp32-decomposed"
 ELSEWHERE = Place("some other processor, 64 cores", None, 0)
-CHANGED = "not timed, or changed since: "
+CHANGED, UNTIMED, UNSHARED = "changed since: ", "not timed: ", "no shape of batch was timed on all of "
 MS = {PLAIN: {"1x32": 1.0, "8x128": 9.0}, PRECOMPUTED: {"1x32": 4.0, "8x128": 4.0}, FP16: {"1x32": 1.0, "8x128": 4.0}}
 
 
@@ -123,8 +123,8 @@ def test_it_comes_before_the_gpu_and_after_trust(timed, has_rtx, monkeypatch):
             {"change": lambda each: dataclasses.replace(each, files={"model.onnx": "0" * 64})},
             f"{CHANGED}{PLAIN}, {PRECOMPUTED}; ",
         ),
-        ({"ms": {PLAIN: MS[PLAIN]}}, f"{CHANGED}{PRECOMPUTED}; "),
-        ({"ms": {**MS, PRECOMPUTED: {"32x64": 1.0}}}, "no shape of batch was timed on all of"),
+        ({"ms": {PLAIN: MS[PLAIN]}}, f"{UNTIMED}{PRECOMPUTED}; "),
+        ({"ms": {**MS, PRECOMPUTED: {"32x64": 1.0}}}, UNSHARED),
     ],
 )
 def test_what_was_measured_elsewhere_or_on_something_else_is_ignored(timed, asked, why):
@@ -135,7 +135,8 @@ def test_what_was_measured_elsewhere_or_on_something_else_is_ignored(timed, aske
         "first by default of 2 verified fp32 targets: none was measured on this kind of machine; "
     )
     assert f"measured.json is ignored: {why}" in choice.reason
-    assert choice.reason.endswith(f"; type adtp-bench {out} --write")
+    whole = " --budget 0" if why.startswith((UNTIMED, UNSHARED)) else ""
+    assert choice.reason.endswith(f"; type adtp-bench {out} --write{whole}")
 
 
 def test_files_of_earlier_versions_have_no_fingerprint_and_are_ignored(timed):

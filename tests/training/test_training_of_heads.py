@@ -10,6 +10,7 @@ import pytest
 import torch
 from representatives import only
 from safetensors.torch import load_file
+from tokenizers.processors import TemplateProcessing
 from torch.nn.functional import cosine_similarity
 from training_runs import Heard
 from transformers import AutoModel, AutoModelForQuestionAnswering, AutoModelForTokenClassification
@@ -249,6 +250,39 @@ def test_tags_that_do_not_align_with_tokens(row, message, base, tmp_path):
 
     with pytest.raises(InputError, match=message):
         read()
+
+
+def test_an_answer_with_spaces_around_it_is_where_its_words_are(base, tmp_path):
+    """Though no token stands for a space at the end of the context."""
+    context, path = " the room was clean ", tmp_path / "a.jsonl"
+    answers = [("clean", 14), ("clean ", 14), (" clean ", 13), ("the", 1), (" the", 0), ("room", 5)]
+    rows = (
+        {"question": "how?", "context": context, "answers": {"text": [t], "answer_start": [at]}} for t, at in answers
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    objective, settings = for_head("spans"), TrainOptions()
+    table = objective.read(path, settings)
+    reader = Reader(load_tokenizer(str(base)), load_config(str(base)), Windows(32))
+    clean, spaced, spaces, the, before, room = objective.examples(
+        table, objective.labels(table, settings), reader
+    ).labels
+    assert clean == spaced == spaces
+    assert the == before
+    assert len({(0, 0), clean, the, room}) == 4
+
+
+def test_a_row_without_any_token_is_named(base, tmp_path):
+    """Tokenizers of decoders may add no token of their own."""
+    path, tokenizer = tmp_path / "a.jsonl", load_tokenizer(str(base))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A")
+    rows = {"tokens": ["a", "b"], "tags": ["O", "X"]}, {"tokens": [""], "tags": ["O"]}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    objective, settings = for_head("tokens"), TrainOptions()
+    table = objective.read(path, settings)
+    with pytest.raises(InputError, match="row 2: its 1 tags do not align with tokens"):
+        objective.examples(
+            table, objective.labels(table, settings), Reader(tokenizer, load_config(str(base)), Windows(32))
+        )
 
 
 WORDPIECES = {"room": 1, "hotel-like": 3, "xylophonist": 2}

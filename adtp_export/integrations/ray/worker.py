@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import socket
 import time
@@ -13,10 +15,10 @@ import pyarrow
 from pyarrow import fs
 from pyarrow import parquet as pq
 
-from ...artifacts.records import MANIFEST_NAME
+from ...artifacts.manifest import read_manifest
 from ...errors import AdtpError, InputError, ellipsize
 from ...inference.predictor import Predictor, load
-from ...io import sha256
+from ...targets import measured
 from . import parts
 from .answering import MAX_ROWS, Answering
 from .config import ScoringConfig, Workers
@@ -28,7 +30,7 @@ MAX_ATTEMPTS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What each worker opens. digest: of OUT's manifest, as the driver saw it; None: not compared."""
+    """What each worker opens. digest: as of `digest_of`, of OUT as the driver saw it; None: not compared."""
 
     out: str | os.PathLike[str]
     digest: str | None
@@ -53,8 +55,15 @@ class Model:
 
 
 def digest_of(deployment: Predictor) -> str:
-    """Return the SHA-256 of a deployment's manifest, which has those of all its files."""
-    return sha256(deployment.directory / MANIFEST_NAME)
+    """Return a SHA-256 of a deployment: its targets' statuses, and all its files but reports, and times, by which a target is chosen."""
+    manifest = read_manifest(deployment.directory)
+    files = {
+        name: entry["sha256"]
+        for name, entry in manifest.files.items()
+        if name != measured.NAME and not name.endswith((".md", ".html"))
+    }
+    statuses = {name: target.status for name, target in manifest.targets.items()}
+    return hashlib.sha256(json.dumps([files, statuses], sort_keys=True).encode()).hexdigest()
 
 
 class Attempts:

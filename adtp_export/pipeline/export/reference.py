@@ -20,9 +20,9 @@ from ...contract import (
     HEAD_TOKENS,
     VECTORS,
 )
-from ...data.readers import Label
+from ...data.readers import Label, class_name
 from ...data.rows import TextSource, TokenizedRows, read, tokenize
-from ...errors import InputError, did_you_mean, printable, quoted
+from ...errors import InputError, did_you_mean, ellipsize, printable, quoted
 from ...explain.student import explain, means
 from ...inference.config import Config
 from ...io import read_json
@@ -235,11 +235,11 @@ def _known(labels: Sequence[Any], config: Any, text: TextSource) -> Sequence[Any
         return labels
     if config.head == HEAD_TOKENS:
         names = {int(number): name for number, name in config.id2label.items()}
-        wanted = _class_indices([tag for tags in labels for tag in tags], names, text, "tag")
+        wanted = class_indices([tag for tags in labels for tag in tags], names, text, "tag")
         tags = iter(names[number] for number in wanted)
         return [[next(tags) for _ in row] for row in labels]
     if config.head == HEAD_SEQUENCE and config.num_labels > 1:
-        return _class_indices(labels, config.id2label or {}, text)
+        return class_indices(labels, config.id2label or {}, text)
     try:
         numbers = [float(label) for label in labels]
         if not np.isfinite(numbers).all():
@@ -251,19 +251,23 @@ def _known(labels: Sequence[Any], config: Any, text: TextSource) -> Sequence[Any
         raise InputError(f"{text.file}: the student answers with a number, so labels are numbers: {error}") from None
 
 
-def _class_indices(
+def class_indices(
     labels: Sequence[Label], id2label: Mapping[Any, str], text: TextSource, what: str = "label"
 ) -> list[int]:
-    """Turn labels, which are class names or class numbers, into class numbers; `what` they are called in messages.
+    """Turn labels, which are all class names or all class numbers, into class numbers; `what` they are called in messages.
 
     Raises:
         InputError: a label that the student does not know.
     """
-    index = {str(number): number for number in id2label} | {name: number for number, name in id2label.items()}
-    for label in map(str, labels):
-        if label not in index:
-            known = ", ".join(map(str, id2label.values()))
-            raise InputError(
-                f"{text.file}: got the {what} {quoted(label)}; the student knows {known}{did_you_mean(label, index)}"
-            )
-    return [index[str(label)] for label in labels]
+    numbers = {str(number): number for number in id2label}
+    names = {name.strip(): number for number, name in id2label.items()}
+    said = [class_name(label) for label in labels]
+    index = next((index for index in (names, numbers) if index.keys() >= set(said)), None)
+    if index is None:
+        unknown = next((label for label in said if label not in {**names, **numbers}), None)
+        label = unknown if unknown is not None else next(label for label in said if label not in names)
+        raise InputError(
+            f"{text.file}: got the {what} {quoted(label)}; the student knows {ellipsize(', '.join(names))}, or in all rows their numbers, "
+            f"0 to {len(names) - 1}{did_you_mean(label, names)}"
+        )
+    return [index[label] for label in said]

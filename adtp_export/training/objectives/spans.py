@@ -178,8 +178,9 @@ def _position(question: Question, offsets: list[tuple[int, int] | None]) -> tupl
     """Return the tokens of the first true answer in a window; (0, 0), which is [CLS], where it does not hold it."""
     if not question.answers:
         return 0, 0
-    begin = question.starts[0]
-    return tokens_of(begin, begin + len(question.answers[0]), offsets) or (0, 0)
+    answer = question.answers[0]
+    begin, end = (question.starts[0] + at for at in (len(answer) - len(answer.lstrip()), len(answer.rstrip())))
+    return tokens_of(begin, end, offsets) or (0, 0)  # spaces around it may have no token
 
 
 def _sides(answer: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

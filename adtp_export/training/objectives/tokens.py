@@ -71,7 +71,7 @@ class TokensObjective(Objective):
                 raise InputError(f"{table.source}: row {number} has the tag {quoted(unknown)}; the tags are {known}")
             firsts = [owner not in (None, before) for before, owner in zip([None, *owners], owners)]
             row = [index[tags[owner]] if first else NO_LABEL for owner, first in zip(owners, firsts)]
-            if max(row) == NO_LABEL:
+            if max(row, default=NO_LABEL) == NO_LABEL:
                 raise InputError(
                     f"{table.source}: row {number}: its {len(tags)} tags do not align with tokens: the tokenizer leaves nothing of "
                     f"{quoted(' '.join(words))}; take the row out"

@@ -1,14 +1,17 @@
 """Rows of Parquet files in parts, and files that are written whole."""
 
 import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adtp_export.artifacts.manifest import add_file, read_manifest
 from adtp_export.errors import InputError
 from adtp_export.integrations.ray.config import ScoringConfig
+from adtp_export.targets import measured
 
 pytestmark = pytest.mark.usefixtures("has_ray")
 
@@ -325,3 +328,20 @@ def test_an_error_is_of_what_it_came_from(tmp_path, monkeypatch, where, message)
         worker.write_answers(job, part, Answering())
     assert ("written" in str(caught.value)) == (where == "writing")
     assert to.names() == set()
+
+
+def test_reports_and_times_make_no_other_model(exported, tmp_path):
+    """So a run goes on after adtp-bench; any other file, or another verdict, is another export."""
+    from adtp_export.integrations.ray.worker import digest_of
+
+    out = shutil.copytree(exported, tmp_path / "out")
+    deployment = SimpleNamespace(directory=out)
+    first = digest_of(deployment)
+    for name in ("report.html", measured.NAME, "report.md"):
+        add_file(out, read_manifest(out), name, "{}")
+    assert digest_of(deployment) == first
+    add_file(out, read_manifest(out), "config.json", (out / "config.json").read_text() + "\n")
+    second = digest_of(deployment)
+    manifest = out / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"status": "verified"', '"status": "inconclusive"', 1))
+    assert len({first, second, digest_of(deployment)}) == 3
