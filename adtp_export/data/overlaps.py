@@ -12,8 +12,6 @@ UNSPACED = (
 )
 """Thai, Lao, Burmese, Khmer, kana and Han, which have no spaces between words: each character counts as a word."""
 WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
-PUNCTUATION = ("P", "S")
-"""Kinds of characters that are no words, as of `unicodedata.category`."""
 SHARED_WORDS = 4
 """A shorter phrase stands in texts that have nothing else in common."""
 SHARED_CHARACTERS = 8
@@ -22,12 +20,12 @@ SHARED_CHARACTERS = 8
 
 def normalized(text: str) -> str:
     """Return the words of a text in lower case, with one space between two; a text without words stays as it is."""
-    words = (
-        word
-        for word in WORD.findall(text.casefold())
-        if not unicodedata.category(word[0]).startswith(PUNCTUATION) or word[0] == "_"
-    )
-    return " ".join(words) or text
+    return " ".join(filter(_is_word, WORD.findall(text.casefold()))) or text
+
+
+def _is_word(found: str) -> bool:
+    """Say whether what `WORD` finds is one: of characters without spaces it finds punctuation, too, and marks, which are parts of words."""
+    return found.isalnum() or "_" in found or unicodedata.category(found).startswith("M")
 
 
 class Sentences:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..contract import HEAD_VECTORS
 from ..data.sides import Sides
-from ..errors import InputError, check_int, quoted
+from ..errors import InputError, quoted
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_config
 from ..model.config import PrunedEncoderConfig
 from ..model.plain import FORMATS, architectures, as_format_2, check_encoder
@@ -29,7 +29,8 @@ from ..options import ReadOptions
 from . import sentence_transformers
 from .colbert_modules import MASK, Module, modules_of, projection_of
 from .colbert_texts import SidesReader
-from .sentence_transformers import MODULES, SETTINGS, document, fields_of_limits, limit_files, prompts_of
+from .limits import UNLIMITED, document, fields_of_limits, limit_files, stated_length
+from .sentence_transformers import MODULES, SETTINGS, prompts_of
 
 HF_COLBERT, METADATA, LINEAR = "HF_ColBERT", "artifact.metadata", "linear.weight"
 _KINDS = ("ColBERT", "MultiVectorEncoder")
@@ -107,11 +108,9 @@ def read(directory: Path, kind: str, options: ReadOptions) -> Checkpoint:
 
 def _usual_length(home: Path, limits: Mapping[str, Any]) -> int | None:
     """Return how long texts may be of which nothing else is said; None: as long as the model reads."""
-    most = limits.get("max_seq_length")
-    if most is not None and not (isinstance(most, (int, float)) and most >= sentence_transformers.UNLIMITED):
-        check_int(f"{home}: max_seq_length", most, 1)
-    for value in (limits.get("max_seq_length"), document(home / "tokenizer_config.json").get("model_max_length")):
-        if isinstance(value, int) and 0 < value < sentence_transformers.UNLIMITED:
+    most = stated_length(home, limits.get("max_seq_length"), 1)
+    for value in (most, document(home / "tokenizer_config.json").get("model_max_length")):
+        if isinstance(value, int) and 0 < value < UNLIMITED:
             return value
     return None
 

@@ -9,7 +9,8 @@ from ..errors import InputError, quoted
 from ..io import read_json
 from ..model.heads.embedding import MODULES as ACTIVATIONS
 from ..model.projections import NORMALIZE
-from .sentence_transformers import MODULES, document
+from .limits import document
+from .sentence_transformers import MODULES
 
 MASK = "MultiVectorMask"
 _KNOWN = ("Transformer", "Dense", "Normalize", MASK, "Dropout")

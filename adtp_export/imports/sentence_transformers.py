@@ -27,6 +27,7 @@ from ..model.projections import NORMALIZE
 from ..model.weights import read_weights, weight_files
 from ..options import ReadOptions
 from . import chat_template, logit_score, splade
+from .limits import document, fields_of_limits, limit_files, stated_length
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 _LOGIT_SCORE = "LogitScore"
@@ -49,8 +50,6 @@ _OLD_POOLINGS = {
 }
 """Switches that older versions write, and the names that newer ones have."""
 _ACTIVATIONS = {kind.__name__: name for name, kind in ACTIVATIONS.items()}
-UNLIMITED = 10**6
-"""transformers writes 10^30 for tokenizers without a limit."""
 
 
 def recognise(directory: Path) -> bool:
@@ -204,9 +203,8 @@ def _completed(
     limits = fields_of_limits(home)
     longest = processing.max_tokens or limits.get("max_seq_length")
     longest = longest or document(home / "tokenizer_config.json").get("model_max_length")
-    if longest is not None and not (isinstance(longest, (int, float)) and longest > UNLIMITED):
-        check_int(f"{home}: max_seq_length", longest, 4)
-        settings = {**settings, "max_tokens": min(longest, checkpoint.student.max_tokens)}
+    if (most := stated_length(home, longest, 4)) is not None:
+        settings = {**settings, "max_tokens": min(most, checkpoint.student.max_tokens)}
     notes = list(checkpoint.notes)
     lowered = bool(limits.get("do_lower_case")) and put_in_lower_case(checkpoint.tokenizer)
     prompts = settings.get("prompts", {})
@@ -375,25 +373,7 @@ def put_in_lower_case(tokenizer: Tokenizer) -> bool:
     return True
 
 
-def limit_files(home: Path) -> list[Path]:
-    """Return the file that says how texts are read: it is called after the model in older versions."""
-    return [path for path in sorted(home.glob("sentence_*_config.json")) if path.is_file()][:1]
-
-
 def _template_files(home: Path, processing: chat_template.Processing) -> list[Path]:
     """Return the files that a chat template may be in."""
     named = (chat_template.FILE, "tokenizer_config.json") if processing.template is not None else ()
     return [home / name for name in named if (home / name).is_file()]
-
-
-def fields_of_limits(home: Path) -> dict[str, Any]:
-    """Return its fields; none where there is no such file. Raises InputError where they change the model or its tokenizer."""
-    return chat_template.without_arguments(home, next((document(path) for path in limit_files(home)), {}))
-
-
-def document(path: Path) -> dict[str, Any]:
-    """Return a JSON object; an empty one where there is no file."""
-    fields = read_json(path) if path.is_file() else {}
-    if not isinstance(fields, dict):
-        raise InputError(f"{path} holds {type(fields).__name__}; accepted is a JSON object")
-    return fields

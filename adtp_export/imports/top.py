@@ -83,9 +83,8 @@ def _masks(directory: Path, options: ReadOptions, layers: int) -> list[str | Non
     if not 0 < ranks.shape[1] <= MAX_BINS:
         raise InputError(f"{path}: got {told}; accepted are 1 to {MAX_BINS} bins")
     for name in (RANKS, SWITCHES):
-        if stored[name].is_complex() or not bool(
-            ((stored[name] >= 0) & (stored[name] <= 1)).all()
-        ):  # false for NaN, too
+        values = stored[name]
+        if values.is_complex() or not bool(((values >= 0) & (values <= 1)).all()):  # false for NaN, too
             raise InputError(f"{path}: {name} holds values that are not from 0 to 1; accepted are masks")
     kept = ["".join("01"[value] for value in row) for row in (ranks > 0).int().tolist()]
     return [row if on else None for row, on in zip(kept, (switches > 0).tolist())]

@@ -24,7 +24,7 @@ from ..contract import (
 )
 from ..data.windows import Windows
 from ..imports import chat_template
-from ..imports.sentence_transformers import limit_files
+from ..imports.limits import limit_files
 from ..io import read_json, share
 from ..model import registry
 from ..model.checkpoint import Checkpoint

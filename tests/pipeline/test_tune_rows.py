@@ -3,7 +3,6 @@
 import json
 import math
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -172,15 +171,21 @@ def asked(rng, number):
     return {"question": f"was it {number}?", "context": " ".join(words), "answers": answer}
 
 
+def model_and_rows(folder, head, make):
+    """A model with a head, and the files of 60 rows to train on and as many of dev."""
+    labels = {"id2label": {0: "B-X", 1: "O"}, "label2id": {"B-X": 0, "O": 1}} if head == "tokens" else {}
+    (folder / "model").mkdir()
+    directory, rng, rows = write_plain(folder / "model", head, **labels), random.Random(0), {}
+    for name in ("train", "dev"):
+        rows[name] = folder / f"{name}.jsonl"
+        rows[name].write_text("".join(json.dumps(make(rng, i)) + "\n" for i in range(60)))
+    return directory, rows
+
+
 @pytest.mark.parametrize(("head", "make"), [("tokens", tagged), ("spans", asked)])
 def test_what_rows_show_follows_from_what_they_answer(head, make, tmp_path):
-    labels = {"id2label": {0: "B-X", 1: "O"}, "label2id": {"B-X": 0, "O": 1}} if head == "tokens" else {}
-    (tmp_path / "model").mkdir()
-    directory, rng, rows = write_plain(tmp_path / "model", head, **labels), random.Random(0), {}
-    for name in ("train", "dev"):
-        rows[name] = str(tmp_path / f"{name}.jsonl")
-        Path(rows[name]).write_text("".join(json.dumps(make(rng, i)) + "\n" for i in range(60)))
-    found = read(TuneOptions(model=str(directory), out=str(tmp_path / "out"), max_drop=50.0, batch_size=8, **rows))
+    directory, rows = model_and_rows(tmp_path, head, make)
+    found = read(TuneOptions(model=directory, out=tmp_path / "out", max_drop=50.0, batch_size=8, **rows))
     least, most = (1 / 14, 1 / 9) if head == "tokens" else (1, 1)
     assert least * DISAGREEMENT <= found.variance <= most * DISAGREEMENT
     said = what_rows_show(found.groups, found.variance, 1.0, 4)
@@ -191,12 +196,7 @@ def test_what_rows_show_follows_from_what_they_answer(head, make, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("head", "make"), [("tokens", tagged), ("spans", asked)])
 def test_tags_and_spans_go_through_it_as_well(head, make, tmp_path):
-    labels = {"id2label": {0: "B-X", 1: "O"}, "label2id": {"B-X": 0, "O": 1}} if head == "tokens" else {}
-    (tmp_path / "model").mkdir()
-    directory, rng, rows = write_plain(tmp_path / "model", head, **labels), random.Random(0), {}
-    for name, count in (("train", 60), ("dev", 60)):
-        rows[name] = tmp_path / f"{name}.jsonl"
-        rows[name].write_text("".join(json.dumps(make(rng, i)) + "\n" for i in range(count)))
+    directory, rows = model_and_rows(tmp_path, head, make)
     with taking_known_graphs():
         record = room.tune(directory, tmp_path / "out", max_drop=100.0, precisions="fp32", **rows, **FAST)
     assert {time["site"] for time in record["table"]} == {"", "1.attention"}

@@ -15,7 +15,6 @@ import pyarrow
 from pyarrow import fs
 from pyarrow import parquet as pq
 
-from ...artifacts.manifest import read_manifest
 from ...errors import AdtpError, InputError, ellipsize
 from ...inference.predictor import Predictor, load
 from ...targets import measured
@@ -56,7 +55,7 @@ class Model:
 
 def digest_of(deployment: Predictor) -> str:
     """Return a SHA-256 of a deployment: its targets' statuses, and all its files but reports, and times, by which a target is chosen."""
-    manifest = read_manifest(deployment.directory)
+    manifest = deployment.manifest
     files = {
         name: entry["sha256"]
         for name, entry in manifest.files.items()

@@ -264,8 +264,8 @@ def class_indices(
     said = [class_name(label) for label in labels]
     index = next((index for index in (names, numbers) if index.keys() >= set(said)), None)
     if index is None:
-        unknown = next((label for label in said if label not in {**names, **numbers}), None)
-        label = unknown if unknown is not None else next(label for label in said if label not in names)
+        unnamed = [label for label in said if label not in names]
+        label = min(unnamed, key=numbers.__contains__)  # the first that is no number either, if there is one
         raise InputError(
             f"{text.file}: got the {what} {quoted(label)}; the student knows {ellipsize(', '.join(names))}, or in all rows their numbers, "
             f"0 to {len(names) - 1}{did_you_mean(label, names)}"
