@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -167,7 +168,10 @@ def _run(command: list[Any], environment: Mapping[str, str]) -> None:
             said = process.communicate()[0].strip()
         except BaseException:
             if hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(
+                    ProcessLookupError, PermissionError
+                ):  # it has just ended; macOS says the second
+                    os.killpg(process.pid, signal.SIGKILL)
             raise
     if process.returncode == 0:
         return

@@ -6,6 +6,7 @@ The package has compiled ones in `cpu/compiled`, which `operators_ahead` makes. 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import json
@@ -65,6 +66,11 @@ def library() -> Path:
     if not enabled():
         raise MissingDependencyError(f"{SWITCH}=off leaves the attention operators out")
     return built() or _shipped()
+
+
+def set_threads(path: str, count: int) -> None:
+    """Set the number of threads that a library assumes from now on. It cannot ask ONNX Runtime, and otherwise assumes one per processor."""
+    ctypes.CDLL(path).adtp_threads(ctypes.c_int64(count))
 
 
 def enabled() -> bool:

@@ -177,7 +177,7 @@ class Runner:
 
         Raises:
             InputError: the call is larger than `limits`, an array than the bucket's, or an output is read-only.
-            CudaError: the driver refuses, or the GPU is lost: a new runner may work.
+            CudaError: the driver refuses, the GPU is lost, or another thread has closed the runner: a new one may work.
         """
         _check_arrays("inputs", inputs, self.plan.buckets[0].inputs)
         _check_arrays("outputs", outputs, self.plan.buckets[0].outputs)
@@ -239,7 +239,7 @@ class Runner:
 
     def _open(self) -> int:
         if self._handle is None:
-            raise InputError("runner: it is closed; make another one")
+            raise CudaError("runner: it is closed; make another one")
         return self._handle
 
     def _checked(self, status: int) -> None:

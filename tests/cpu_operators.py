@@ -60,7 +60,16 @@ def lanewise_library(tmp_path_factory):
         "ort::Status* adtp::addLinearOperators(ort::Api const&, ort::Domain*) { return nullptr; }\n"
         "ort::Status* adtp::addChainOperators(ort::Api const&, ort::Domain*) { return nullptr; }\n"
     )
-    files = ("operators.cpp", "ragged.cpp", "portable.cpp", "neon.cpp", "avx512.cpp", "avx512_bf16.cpp", "amx.cpp")
+    files = (
+        "operators.cpp",
+        "ragged.cpp",
+        "refusal.cpp",
+        "portable.cpp",
+        "neon.cpp",
+        "avx512.cpp",
+        "avx512_bf16.cpp",
+        "amx.cpp",
+    )
     flags = ("-std=c++17", "-O1", "-fPIC", "-shared", *TILES, "-I", EMULATED, "-I", SOURCES)
     library = folder / "emulated.so"
     subprocess.run(["c++", *flags, *(SOURCES / f for f in files), folder / "level.cpp", "-o", library], check=True)

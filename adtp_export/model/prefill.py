@@ -70,7 +70,8 @@ class CachedAttention(PackedAttention):
         """Return the states of the rows `wanted` after the sublayer, keys and values ``(T, kv_heads*D)``, and what was asked, ``(T,)``."""
         q, k, v = self.projected(tokens, wanted)
         cu_k, cu_q = tokens.cu_seqlens.to(torch.int32), tokens.cu_seqlens.to(torch.int32)
-        # A token that is there twice sees its copy before it: the order decides, and in windows the distance, too.
+        # Without a window, order decides what is seen: of two copies of a token, the second sees the first. With a window, positions
+        # decide, so each copy sees the other.
         seen = tokens.positions if self.reach[0] >= 0 else places(tokens.cu_seqlens, tokens.states.shape[0])
         positions_k = seen.to(torch.int32)
         if wanted is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .ragged_attention import check, check_positions, empty_received, sequences, with_received
+from .ragged_attention import bounds_of, check, check_positions, check_rising, empty_received, sequences, with_received
 
 
 @torch.library.custom_op("adtp::ragged_attention_disentangled", mutates_args=())
@@ -40,6 +40,7 @@ def ragged_attention_disentangled(
     Source: He et al., DeBERTa (ICLR 2021), section 3.1; DeBERTa-v2's log buckets.
     """
     _check(q, k, v, cu_seqlens, positions, distance_keys, distance_queries, buckets, num_heads)
+    check_rising(positions, bounds_of(cu_seqlens, q.shape[0]))
     rows = distance_keys.shape[1]
     if bool((buckets.diff() < 0).any()) or not 0 <= int(buckets[0]) <= int(buckets[-1]) < rows:
         raise ValueError(f"buckets must rise, and lie from 0 to {rows - 1}")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .ragged_attention import check, check_positions, empty_received, rises
+from .ragged_attention import bounds_of, check, check_positions, check_rising, empty_received
 
 
 @torch.library.custom_op("adtp::ragged_attention_grouped", mutates_args=())
@@ -112,10 +112,9 @@ def _groups(
     """
     check_grouped(q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead)
     bounds = []
-    for name, cu, tensor in (("cu_q", cu_q, q), ("cu_k", cu_k, k)):
-        bounds.append(cu.tolist())
-        if not rises(bounds[-1], tensor.shape[0]):
-            raise ValueError(f"{name} must rise from 0 to {tensor.shape[0]}, got {bounds[-1]}")
+    for name, cu, positions in (("cu_q", cu_q, positions_q), ("cu_k", cu_k, positions_k)):
+        bounds.append(bounds_of(cu, len(positions), name))
+        check_rising(positions, bounds[-1])
     for begin, end, first, past in zip(bounds[0], bounds[0][1:], bounds[1], bounds[1][1:]):
         rows, seen = slice(begin, end), slice(first, past)
         queries = q[rows].unflatten(1, (kv_heads, num_heads // kv_heads, -1)).permute(1, 2, 0, 3)  # (KV, G, n, D)

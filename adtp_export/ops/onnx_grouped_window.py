@@ -46,7 +46,11 @@ def InBlocks(cu_q, rows):
 
 @script(OURS)
 def KeysBefore(cu_k, positions_q, positions_k):
-    """Count the keys before each place of each text, all texts on one line: ``(B*P + 1,)``, and P, above all positions: ``(1,)``."""
+    """Count the keys before each place of each text, all texts on one line: ``(B*P + 1,)``, and P, above all positions: ``(1,)``.
+
+    Keys at the same place form a run. TensorRT cannot scatter with a sum, so every key of a run writes the length of the run; equal writes
+    do not conflict.
+    """
     zero = op.Constant(value_ints=[0])
     one = op.Constant(value_ints=[1])
     axis = op.Constant(value_int=0)
@@ -57,8 +61,17 @@ def KeysBefore(cu_k, positions_q, positions_k):
     row = op.Range(axis, op.Squeeze(rows, zero), op.Constant(value_int=1))
     cell = op.Add(op.Mul(TextOf(bounds, rows), span), op.Cast(positions_k, to=INT64))
     end = op.Mul(op.Shape(start), span)
-    is_live = op.Less(row, op.Gather(bounds, op.Constant(value_ints=[-1])))
-    marks = op.ScatterElements(op.Expand(zero, op.Add(end, one)), op.Where(is_live, cell, end), op.Expand(one, rows))
+    last = op.Constant(value_ints=[-1])
+    place = op.Where(op.Less(row, op.Gather(bounds, last)), cell, end)
+    begins = op.Not(op.Equal(place, op.Concat(last, op.Slice(place, zero, last), axis=0)))
+    run = op.CumSum(
+        op.Cast(begins, to=INT64), axis
+    )  # numbered from 1; keys that begin no run write to slot 0, which is never read
+    first = op.ScatterElements(
+        op.Expand(rows, op.Add(rows, op.Constant(value_ints=[2]))), op.Where(begins, run, zero), row
+    )
+    count = op.Sub(op.Gather(first, op.Add(run, one)), op.Gather(first, run))
+    marks = op.ScatterElements(op.Expand(zero, op.Add(end, one)), place, count)
     return op.CumSum(marks, axis, exclusive=1), span
 
 

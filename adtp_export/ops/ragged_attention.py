@@ -19,7 +19,8 @@ def ragged_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_he
 
     Args:
         q, k, v: ``(T, H)``, one floating dtype; head ``i`` owns columns ``i*D`` to ``(i+1)*D``, ``D = H / num_heads``.
-        cu_seqlens: ``(B+1,) int32``, first element 0, last element T, non-decreasing.
+        cu_seqlens: ``(B+1,) int32``, first element 0, last element T, non-decreasing. Sequences without tokens are for the operators
+            alone: the ONNX function's body needs a token in each.
         num_heads: N, a divisor of H.
         scale: factor on ``q @ k.T`` before the softmax, usually ``D ** -0.5``.
 
@@ -113,8 +114,10 @@ def ragged_attention_relative(
         place = positions[rows].long()
         return table[place - place[:, None] + zero].permute(2, 0, 1)
 
+    check(q, k, v, cu_seqlens, num_heads)
     check_positions(q, positions)
-    if not 0 <= int(positions.min()) <= int(positions.max()) <= zero:
+    check_rising(positions, bounds_of(cu_seqlens, q.shape[0]))
+    if bool((positions > zero).any()):
         raise ValueError(f"positions must lie from 0 to {zero}, the reach of the table")
     return with_received(q, sequences(q, k, v, cu_seqlens, num_heads, scale, bias))
 
@@ -133,7 +136,8 @@ def ragged_attention_window(
     """Attend as `ragged_attention_received` does, each token to those of its sequence that are near.
 
     Args: those of `ragged_attention`, and
-        positions: ``(T,) int32``, not negative, rising in each sequence; gaps are where tokens were dropped.
+        positions: ``(T,) int32``, not negative, rising in each sequence, and none twice, because the ONNX function's body looks tokens up
+            by position; the CPU operator does not check that. Gaps are where tokens were dropped.
         window: at least 1; tokens see each other whose positions are at most this far apart.
 
     Returns:
@@ -153,7 +157,9 @@ def ragged_attention_window(
         far = (place - place[:, None]).abs() > window
         return torch.zeros_like(far, dtype=q.dtype).masked_fill(far, -torch.inf)
 
+    check(q, k, v, cu_seqlens, num_heads)
     check_positions(q, positions)
+    check_rising(positions, bounds_of(cu_seqlens, q.shape[0]), at_least=1)
     return with_received(q, sequences(q, k, v, cu_seqlens, num_heads, scale, bias))
 
 
@@ -183,9 +189,7 @@ def sequences(
 ) -> _Parts:
     """Attend in one sequence after another: its rows, its ``(N, n, n)`` scores, `bias` of its rows added, its ``(n, H)`` result."""
     check(q, k, v, cu_seqlens, num_heads)
-    bounds = cu_seqlens.tolist()
-    if not rises(bounds, q.shape[0]):
-        raise ValueError(f"cu_seqlens must rise from 0 to T = {q.shape[0]}, got {bounds}")
+    bounds = bounds_of(cu_seqlens, q.shape[0])
     for begin, end in zip(bounds, bounds[1:]):
         rows = slice(begin, end)
         heads = [t[rows].unflatten(1, (num_heads, -1)).transpose(0, 1) for t in (q, k, v)]
@@ -201,7 +205,28 @@ def empty_received(q: Tensor) -> Tensor:
 
 def rises(bounds: Sequence[int], tokens: int) -> bool:
     """Whether the values of a `cu_seqlens` begin at 0, end at T and never fall."""
-    return bounds[0] == 0 and bounds[-1] == tokens and all(a <= b for a, b in zip(bounds, bounds[1:]))
+    return (
+        len(bounds) > 0 and bounds[0] == 0 and bounds[-1] == tokens and all(a <= b for a, b in zip(bounds, bounds[1:]))
+    )
+
+
+def bounds_of(cu_seqlens: Tensor, tokens: int, name: str = "cu_seqlens") -> list[int]:
+    """Return the values of a `cu_seqlens`; raises ValueError unless they rise from 0 to T."""
+    bounds: list[int] = cu_seqlens.tolist()
+    if not rises(bounds, tokens):
+        raise ValueError(f"{name} must rise from 0 to T = {tokens}, got {bounds}")
+    return bounds
+
+
+def check_rising(positions: Tensor, bounds: Sequence[int], at_least: int = 0) -> None:
+    """Raises ValueError unless positions ``(T,)`` rise by `at_least` in each sequence, from 0 or more; bounds: as of `bounds_of`."""
+    falls = positions.diff() < at_least
+    begins = [begin - 1 for begin in bounds if 0 < begin < len(positions)]
+    falls[begins] = False
+    if bool(falls.any()) or bool((positions < 0).any()):
+        raise ValueError(
+            f"positions must rise from 0 or more in each sequence{', and none may be there twice' * at_least}"
+        )
 
 
 def rounding_bound(
@@ -302,5 +327,5 @@ def check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int) -
         raise ValueError(f"q, k, v must share one floating dtype, got {[t.dtype for t in (q, k, v)]}")
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1:
         raise ValueError(f"cu_seqlens must be (B+1,) int32, got {tuple(cu_seqlens.shape)} {cu_seqlens.dtype}")
-    if q.shape[1] % num_heads:
+    if num_heads < 1 or q.shape[1] % num_heads:
         raise ValueError(f"num_heads must divide H = {q.shape[1]}, got {num_heads}")

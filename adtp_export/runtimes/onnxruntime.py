@@ -10,7 +10,8 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +19,13 @@ from typing import Any, Literal
 import numpy as np
 
 from ..data.tokenize import Batch
-from ..environment import threads_to_ask_for
+from ..environment import thread_count, threads_to_ask_for
 from ..errors import EngineBuildError, MissingDependencyError, ellipsize, needs_extras
 from ..plugins import operators, runner
 from .cuda import local_gpu
 
 PROFILE_WARM_UP = 3
+_STDOUT_LOCK = threading.Lock()
 
 
 def installed() -> str | None:
@@ -85,12 +87,19 @@ def _refusal(library: Path, changed: int) -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Discard what a block prints. One block at a time, because `redirect_stdout` replaces `sys.stdout` for the whole process."""
+    with _STDOUT_LOCK, contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
 def fuse_transformer(source: Path, path: Path, heads: int, hidden: int) -> None:
     """Write a dense BERT with ONNX Runtime's own transformer fusions, as optimum's optimizer does."""
     _onnxruntime()
     from onnxruntime.transformers import optimizer
 
-    with contextlib.redirect_stdout(io.StringIO()):
+    with _silenced():
         model = optimizer.optimize_model(str(source), model_type="bert", num_heads=heads, hidden_size=hidden)
     model.save_model_to_file(str(path))
 
@@ -166,7 +175,7 @@ def cuda_provider(exact: bool) -> tuple[str, dict[str, str]]:
     """
     onnxruntime = _onnxruntime()
     if hasattr(onnxruntime, "preload_dlls"):
-        with contextlib.redirect_stdout(io.StringIO()):  # it reports there
+        with _silenced():
             onnxruntime.preload_dlls()
     settings = {"use_tf32": str(int(not exact)), "enable_skip_layer_norm_strict_mode": str(int(exact))}
     return "CUDAExecutionProvider", settings
@@ -210,7 +219,8 @@ class OnnxRuntimeEngine:
             options.add_session_config_entry("session.force_spinning_stop", "1")
         if disable_qdq_fusion:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
-        for library in _libraries(path, plugin, extensions, bool(cuda)):
+        libraries = _libraries(path, plugin, extensions, bool(cuda))
+        for library in libraries:
             options.register_custom_ops_library(library)
         on_gpu = [cuda_provider(exact=cuda is True)] if cuda else []
         no_cuda = (
@@ -228,6 +238,8 @@ class OnnxRuntimeEngine:
             raise EngineBuildError(f"ONNX Runtime {installed()} refuses {path.name}: {error}{again}") from error
         if cuda and "CUDAExecutionProvider" not in self._session.get_providers():
             raise EngineBuildError(no_cuda)
+        if plugin and not cuda:
+            operators.set_threads(libraries[-1], thread_count(threads))
         self.inputs = tuple(i.name for i in self._session.get_inputs())
         self.outputs = tuple(o.name for o in self._session.get_outputs())
 

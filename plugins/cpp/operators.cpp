@@ -141,7 +141,7 @@ ort::Status* guarded(ort::Api const& api, Work const& work)
     }
     catch (std::exception const&)
     {
-        return api.call<ort::CreateStatus>(ort::kInvalidArgument, "AdtpEncoder: out of memory");
+        return api.call<ort::CreateStatus>(ort::kFail, "AdtpEncoder: out of memory");
     }
 }
 

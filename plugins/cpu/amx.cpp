@@ -310,6 +310,6 @@ size_t scratch(Type, int64_t keys, int32_t headSize, bool, int64_t)
 } // namespace
 
 extern Level const kAmx;
-Level const kAmx{"amx", kVectors * kLanes, kLanes, scratch, attend, &kAvx512};
+Level const kAmx{"amx", kVectors * kLanes, scratch, attend, &kAvx512};
 
 } // namespace adtp

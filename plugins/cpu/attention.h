@@ -67,7 +67,6 @@ struct Level
 {
     char const* name; // "amx", "avx512_bf16", "avx512", "avx2", "neon" or "portable"
     int32_t queries; // most of a block
-    int32_t lanes; // queries are computed in multiples of it
     // Elements; for the block with most keys. columns: of distances that texts reach, 0 without.
     size_t (*scratch)(Type type, int64_t keys, int32_t headSize, bool received, int64_t columns);
     void (*attend)(Block const& block);

@@ -11,5 +11,5 @@ constexpr int32_t kSums = 12; // vectors of a tile; they leave 4 of 16 registers
 namespace adtp
 {
 extern Level const kAvx2;
-Level const kAvx2{"avx2", kVectors * kLanes, kLanes, scratch, attend, nullptr};
+Level const kAvx2{"avx2", kVectors * kLanes, scratch, attend, nullptr};
 } // namespace adtp

@@ -11,5 +11,5 @@ constexpr int32_t kSums = 24; // vectors of a tile; they leave 8 of 32 registers
 namespace adtp
 {
 extern Level const kAvx512;
-Level const kAvx512{"avx512", kVectors * kLanes, kLanes, scratch, attend, nullptr};
+Level const kAvx512{"avx512", kVectors * kLanes, scratch, attend, nullptr};
 } // namespace adtp

@@ -137,6 +137,6 @@ size_t scratch(Type, int64_t keys, int32_t headSize, bool, int64_t)
 } // namespace
 
 extern Level const kAvx512Bf16;
-Level const kAvx512Bf16{"avx512_bf16", kVectors * kLanes, kLanes, scratch, attend, &kAvx512};
+Level const kAvx512Bf16{"avx512_bf16", kVectors * kLanes, scratch, attend, &kAvx512};
 
 } // namespace adtp

@@ -13,6 +13,15 @@ constexpr int64_t kLeastRows = 64; // of a piece: each reads all weights
 constexpr int64_t kMostRows = 256;
 constexpr int64_t kNormRows = 32; // of a piece where products are divided by columns
 
+std::atomic<int64_t> gThreads{0}; // 0: not set
+
+int64_t threadsHere()
+{
+    int64_t const set = gThreads.load(std::memory_order_relaxed);
+    static int64_t const all = std::max<int64_t>(1, std::thread::hardware_concurrency());
+    return set > 0 ? set : all;
+}
+
 bool hasSecond(Chain const& chain)
 {
     return chain.second.k > 0;
@@ -21,7 +30,7 @@ bool hasSecond(Chain const& chain)
 // Rows of a piece; 0 where products are to be divided by columns.
 int64_t rowsOfPieces(Chain const& chain, LinearLevel const& level)
 {
-    static int64_t const threads = std::max<int64_t>(1, std::thread::hardware_concurrency());
+    int64_t const threads = threadsHere();
     int64_t const m = chain.first.m;
     if (m < threads * kLeastRows)
     {
@@ -114,6 +123,11 @@ Ran runByColumns(Chain const& chain, LinearLevel const& level, Parallel parallel
 }
 
 } // namespace
+
+void setThreads(int64_t count)
+{
+    gThreads.store(count, std::memory_order_relaxed);
+}
 
 Ran runChain(Chain const& chain, LinearLevel const& level, int64_t rows, Parallel parallel)
 {

@@ -19,4 +19,7 @@ struct Chain
 // rows: of a piece; 0: as many as suit the caches and threads here, or products by columns; negative: products by columns.
 Ran runChain(Chain const& chain, LinearLevel const& level, int64_t rows, Parallel parallel);
 
+// Set how many threads later calls run on. The default is the number of processors, even where the process may use fewer.
+void setThreads(int64_t count);
+
 } // namespace adtp

@@ -61,7 +61,7 @@ ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
     chain.norm = {static_cast<float const*>(residual.data), static_cast<float const*>(gamma.data),
         static_cast<float const*>(beta.data), static_cast<float*>(y), n, kernel.epsilon};
     Ran const ran = runChain(chain, bestLevel(), 0, onThreads(api, context, status));
-    return ran == Ran::kShortOfMemory ? refuse(api, kWho, "out of memory") : status;
+    return ran == Ran::kShortOfMemory ? outOfMemory(api, kWho) : status;
 }
 
 template <bool Int8, bool Two>
@@ -116,4 +116,11 @@ ADTP_EXPORT int32_t adtp_chain(adtp::Chain const* call, char const* level, int64
         return 1;
     }
     return adtp::runChain(*call, *chosen, rows, adtp::onOneThread) == adtp::Ran::kDone ? 0 : 2;
+}
+
+// Set the number of threads that pieces are sized for when `rows` is 0. It holds for the whole process, and the last call wins; results do
+// not depend on it, only speed.
+ADTP_EXPORT void adtp_threads(int64_t count)
+{
+    adtp::setThreads(count);
 }

@@ -28,8 +28,8 @@ constexpr float kLeastScale = 1.17549435e-38F; // the smallest normal number: it
 
 // x * (1 + erf(x / sqrt(2))) / 2, off by at most 5e-6, and by 1.5e-5 of a positive result: the next product rounds it to 8 bits. x is
 // multiplied by the share of a normal distribution that lies below it. Between -kFar and kFar this is 1/2 and x times a polynomial of x * x,
-// in which kFar * kFar is 1 and 0 is -1. Its ends are 1 and nearly 0, so what is below -kFar counts as -kFar. NaN stays NaN, because max
-// returns its second argument then.
+// in which kFar * kFar is 1 and 0 is -1. Its ends are 1 and nearly 0, so values below -kFar, including minus infinity, are treated as -kFar.
+// (The portable body returns NaN for minus infinity.) NaN stays NaN, because max returns its second argument then.
 constexpr float kFar = 4.8203125F;
 constexpr float kShare[] = {1.51123991e-3F, -4.37617768e-3F, 5.55704953e-3F, -7.55180605e-3F, 1.40405688e-2F, -2.24013776e-2F,
     3.08445804e-2F, -4.05580774e-2F, 5.27663305e-2F, -7.27022439e-2F, 1.46597624e-1F};

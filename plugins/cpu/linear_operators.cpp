@@ -67,7 +67,7 @@ ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
         *results[i] = static_cast<float*>(y);
     }
     Ran const ran = runLinear(call, bestLevel(), onThreads(api, context, status));
-    return ran == Ran::kShortOfMemory ? refuse(api, kWho, "out of memory") : status;
+    return ran == Ran::kShortOfMemory ? outOfMemory(api, kWho) : status;
 }
 
 template <bool Int8, After Then>

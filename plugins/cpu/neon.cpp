@@ -13,6 +13,6 @@ constexpr int32_t kSums = 24; // vectors of a tile; they leave 8 of 32 registers
 
 namespace adtp
 {
-Level const kNeon{"neon", kVectors * kLanes, kLanes, scratch, attend, nullptr};
+Level const kNeon{"neon", kVectors * kLanes, scratch, attend, nullptr};
 } // namespace adtp
 #endif

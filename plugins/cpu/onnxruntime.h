@@ -26,6 +26,7 @@ struct ShapeInfo;
 
 enum Error : int32_t
 {
+    kFail = 1,
     kInvalidArgument = 2,
 };
 

@@ -166,7 +166,7 @@ ort::Status* attend(ort::Api const& api, ort::KernelContext const* context, Call
     }
     if (work.failed)
     {
-        return refuse(api, kWho, "out of memory");
+        return outOfMemory(api, kWho);
     }
     ragged.finish();
     return nullptr;

@@ -112,5 +112,5 @@ constexpr int32_t kSums = 12;
 
 namespace adtp
 {
-Level const kPortable{"portable", kVectors * kLanes, kLanes, scratch, attend, nullptr};
+Level const kPortable{"portable", kVectors * kLanes, scratch, attend, nullptr};
 } // namespace adtp

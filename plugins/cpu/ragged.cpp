@@ -1,5 +1,6 @@
 #include "ragged.h"
 
+#include "reach.h"
 #include "types.h"
 
 #include <algorithm>
@@ -26,59 +27,6 @@ float number(Type type, void const* data, int64_t element)
     }
 }
 
-bool rise(int32_t const* bounds, int64_t sequences, int64_t rows)
-{
-    return bounds[0] == 0 && bounds[sequences] == rows && std::is_sorted(bounds, bounds + sequences + 1);
-}
-
-// What is wrong with the positions of a sequence; null where nothing is.
-char const* wrongPositions(Call const& call, int32_t const* begin, int32_t const* end)
-{
-    if (begin != end && (*begin < 0 || !std::is_sorted(begin, end)))
-    {
-        return "positions must rise from 0 or more in each text";
-    }
-    if (begin != end && call.table && end[-1] > call.tableRows / 2)
-    {
-        return "positions must be below P, of table (2P-1, N)";
-    }
-    return nullptr;
-}
-
-bool wrongBuckets(Call const& call)
-{
-    int32_t const* const end = call.buckets + call.numBuckets;
-    return call.buckets[0] < 0 || end[-1] >= call.columns || !std::is_sorted(call.buckets, end);
-}
-
-bool hasReach(Call const& call)
-{
-    return call.back >= 0 || call.ahead >= 0;
-}
-
-// Tell which keys each query of a sequence sees, in turn: use(query, first, past). Positions rise, so both ends only move on.
-template <typename Use>
-void eachReach(Call const& call, int64_t sequence, Use const& use)
-{
-    int32_t const* const own = call.positions + call.bounds[sequence];
-    int32_t const* const places = call.keyPositions + call.keyBounds[sequence];
-    int32_t const queries = call.bounds[sequence + 1] - call.bounds[sequence];
-    int32_t const keys = call.keyBounds[sequence + 1] - call.keyBounds[sequence];
-    for (int32_t query = 0, from = 0, to = 0; query < queries; ++query)
-    {
-        int64_t const place = own[query];
-        while (call.back >= 0 && from < keys && place - places[from] > call.back)
-        {
-            ++from;
-        }
-        while (to < keys && (call.ahead < 0 || places[to] - place <= call.ahead))
-        {
-            ++to;
-        }
-        use(query, from, to);
-    }
-}
-
 // Received attention decides which tokens stay. Products with distances, and numbers of 16 bits, are in no file that rounds to bf16.
 bool mustBeExact(Call const& call)
 {
@@ -86,50 +34,6 @@ bool mustBeExact(Call const& call)
 }
 
 } // namespace
-
-char const* refusal(Call const& call)
-{
-    if (!rise(call.bounds, call.sequences, call.tokens))
-    {
-        return call.grouped ? "cu_q must be (B+1,) and rise from 0 to T" : "cu_seqlens must be (B+1,) and rise from 0 to T";
-    }
-    if (!rise(call.keyBounds, call.sequences, call.keys))
-    {
-        return "cu_k must be (B+1,) and rise from 0 to T'";
-    }
-    if (call.fromOthers && !std::equal(call.bounds, call.bounds + call.sequences + 1, call.keyBounds))
-    {
-        return "keys must be the queries where received attention leaves out what a token gives itself";
-    }
-    if (call.buckets && wrongBuckets(call))
-    {
-        return "buckets must rise, and be columns of distance_keys and distance_queries";
-    }
-    for (int64_t b = 0; b < call.sequences; ++b)
-    {
-        bool blind = call.bounds[b] != call.bounds[b + 1] && call.keyBounds[b] == call.keyBounds[b + 1];
-        if (call.positions)
-        {
-            int32_t const* const own = call.positions;
-            int32_t const* const places = call.keyPositions;
-            char const* wrong = wrongPositions(call, own + call.bounds[b], own + call.bounds[b + 1]);
-            wrong = wrong ? wrong : wrongPositions(call, places + call.keyBounds[b], places + call.keyBounds[b + 1]);
-            if (wrong)
-            {
-                return wrong;
-            }
-        }
-        if (hasReach(call))
-        {
-            eachReach(call, b, [&](int32_t, int32_t from, int32_t to) { blind = blind || from >= to; });
-        }
-        if (blind)
-        {
-            return "every query must see a key";
-        }
-    }
-    return nullptr;
-}
 
 Ragged::Ragged(Call const& call, Level const& level)
     : mCall(call)
@@ -273,7 +177,7 @@ Ragged::Span Ragged::span(int64_t sequence, int64_t block) const
     {
         return {0, it.keys};
     }
-    bool const grouped = it.heads < mCall.numHeads;
+    bool const grouped = sharesKeys(it);
     int64_t const query = grouped ? 0 : block * mLevel.queries;
     int64_t const last = grouped ? 0 : std::min(query + mLevel.queries, it.queries) - 1;
     int32_t const* const first = mSeen.get() + mCall.bounds[sequence];
@@ -283,7 +187,7 @@ Ragged::Span Ragged::span(int64_t sequence, int64_t block) const
 Block Ragged::block(int64_t sequence, int64_t head, int64_t index, Span keys) const
 {
     Place const& it = mPlaces[sequence];
-    bool const grouped = it.heads < mCall.numHeads; // then a block's queries are heads of one token
+    bool const grouped = sharesKeys(it);
     int64_t const query = index * mLevel.queries;
     int64_t const row = mCall.bounds[sequence] + (grouped ? 0 : query);
     int64_t const keyRow = mCall.keyBounds[sequence] + keys.first;

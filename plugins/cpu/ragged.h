@@ -104,6 +104,9 @@ private:
     std::unique_ptr<float[]> mDistances; // (2, N*D, mDistancePitch): the columns of distanceKeys and distanceQueries that texts reach
     std::unique_ptr<float[]> mPartial; // what keys received from each block, in the order of work
 
+    // Whether the queries of a block are the heads of one token, which share keys, and not tokens of one head.
+    bool sharesKeys(Place const& it) const { return it.heads < mCall.numHeads; }
+
     int64_t pitch() const { return 2 * mReach + 1 + mLevel.queries; }
 };
 

@@ -25,6 +25,11 @@ inline ort::Status* refuse(ort::Api const& api, char const* who, char const* why
     return api.call<ort::CreateStatus>(ort::kInvalidArgument, (std::string(who) + ": " + why).c_str());
 }
 
+inline ort::Status* outOfMemory(ort::Api const& api, char const* who)
+{
+    return api.call<ort::CreateStatus>(ort::kFail, (std::string(who) + ": out of memory").c_str());
+}
+
 constexpr size_t kMostRank = 4;
 
 // An input's numbers and its sizes, which are unknown where there are too many of them.
@@ -97,7 +102,7 @@ template <typename Kernel>
 ort::Status* keep(Kernel const& made, ort::Status* status, char const* who, void** kernel)
 {
     *kernel = status ? nullptr : new (std::nothrow) Kernel(made);
-    return status || *kernel ? status : refuse(made.api, who, "out of memory");
+    return status || *kernel ? status : outOfMemory(made.api, who);
 }
 
 // Operators live as long as the library is there.

@@ -291,7 +291,7 @@ def test_a_runner_that_is_closed_or_not_built_says_so(gpu, built, monkeypatch):
     runner = make(built)
     runner.close()
     runner.close()
-    with pytest.raises(InputError, match="it is closed; make another one"):
+    with pytest.raises(CudaError, match="it is closed; make another one"):
         ran(runner, CALLS[0])
     monkeypatch.setattr("adtp_export.plugins.runner.built", lambda: None)
     with pytest.raises(MissingDependencyError, match="is not built; type: adtp-plugin build --cuda"):

@@ -121,6 +121,26 @@ def test_wrong_use_is_named(change, message):
         operator(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("places", "refused"), [([1, 0], [True] * 3), ([-1, 3], [True] * 3), ([2, 2], [False, True, False])], ids=str
+)
+def test_positions_that_do_not_rise_are_refused(places, refused):
+    """Equal ones only in windows, whose bodies look tokens up by position."""
+    tensors, table, settings = make([[0], places, [0, 1]])
+    distances = make_distances(HEADS, HEAD_SIZE).values()
+    calls = [(ragged_attention_relative, (table, *settings)), (ragged_attention_window, (*settings, WINDOW))]
+    for (operator, others), is_refused in zip(
+        [*calls, (ragged_attention_disentangled, (*distances, *settings))], refused, strict=True
+    ):
+        if is_refused:
+            with pytest.raises(
+                ValueError, match="positions must rise from 0 or more in each sequence(, and none may be there twice)?$"
+            ):
+                operator(*tensors, *others)
+        else:
+            operator(*tensors, *others)
+
+
 class EveryForm(torch.nn.Module):
     """Two layers of each form; of the second, nobody reads what tokens received."""
 

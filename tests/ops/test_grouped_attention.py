@@ -53,14 +53,15 @@ DEAD = 3
 
 @st.composite
 def texts(draw):
-    """Positions of the keys that each text has left, and which of these are queries: all, the last one, some, or none."""
+    """Positions of the keys that each text has left, some several times, and which are queries: all, the last one, some, or none."""
 
     def one():
         length = draw(st.sampled_from([1, 2, 7, 40, BLOCK, BLOCK + 1, 3 * BLOCK - 5]))
         kept = [0, *(i for i in range(1, length) if draw_gaps or i % 3)]
+        kept = [i for i in kept for _ in range(1 + (repeated and i % 4))]
         return kept, {"all": kept, "last": kept[-1:], "some": kept[::7], "none": []}[draw(st.sampled_from(asks))]
 
-    draw_gaps = draw(st.booleans())
+    draw_gaps, repeated = draw(st.booleans()), draw(st.booleans())
     asks = draw(st.sampled_from([["all"], ["last"], ["all", "last", "some", "none"]]))
     made = [one() for _ in range(draw(st.integers(1, 6)))]
     return made if any(queries for _, queries in made) else [*made, ([0, 1], [1])]
@@ -251,6 +252,16 @@ def test_by_definition(reach):
     received = weights.sum((0, 1)) / (seen_by.clamp(min=1) if reach[1] == 0 else 1)
     same, found = ragged_attention_grouped_received(*inputs, HEADS, GROUPS, SIZE**-0.5, *reach)
     torch.testing.assert_close((same, found), (expected, received), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("places", [[5, -1], [1, 0], [-1, 3]])
+def test_positions_that_fall_or_are_negative_are_refused(places):
+    inputs = make([([0, 1], [0, 1]), ([0, 1], [1])])
+    for name in ("positions_q", "positions_k"):
+        changed = dict(zip(NAMES, inputs))
+        changed[name] = torch.cat([torch.tensor(places, dtype=torch.int32), changed[name][2:]])
+        with pytest.raises(ValueError, match="positions must rise from 0 or more in each sequence"):
+            ragged_attention_grouped(*changed.values(), HEADS, GROUPS, 1.0, -1, -1)
 
 
 @pytest.mark.parametrize(("places", "reach"), [([5], (2, 0)), ([], (-1, -1))])

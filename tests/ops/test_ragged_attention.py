@@ -154,7 +154,9 @@ def test_custom_op_passes_pytorchs_own_checks():
         (lambda a: [a[0], a[1], a[2], a[3].flip(0), *a[4:]], "rise from 0"),
         (lambda a: [a[0][:-1], *a[1:]], "one shape"),
         (lambda a: [a[0].half(), *a[1:]], "one floating dtype"),
+        (lambda a: [a[0], a[1], a[2], a[3][:0], *a[4:]], "rise from 0"),
         (lambda a: [*a[:4], 5, a[5]], "num_heads must divide"),
+        (lambda a: [*a[:4], 0, a[5]], "num_heads must divide"),
     ],
 )
 def test_wrong_use_is_named(operator, change, message):

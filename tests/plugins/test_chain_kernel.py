@@ -1,5 +1,7 @@
 """Products with the sum and norm behind them on CPUs, in each form that this processor runs: the products as they are alone, to the bit."""
 
+import subprocess
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,28 @@ from linear_calls import (
     normed,
     run_chain,
 )
+
+from adtp_export.plugins import operators
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
+
+CHOICE = """
+#include "chain.cpp"
+
+#include <cstdio>
+
+int main()
+{
+    adtp::Chain chain{};
+    chain.first.m = 512;
+    chain.first.n = chain.first.k = chain.norm.n = 64;
+    for (int64_t threads : {4, 8, 9})
+    {
+        adtp::setThreads(threads);
+        std::printf("%d ", static_cast<int>(adtp::rowsOfPieces(chain, *adtp::linearLevel("portable"))));
+    }
+}
+"""
+"""Prints the rows of a piece of 512, for some numbers of threads; without the operators for other processors, which compile for long."""
 
 
 class Kernel:
@@ -124,3 +148,24 @@ def test_a_mistake_is_noticed(kernel):
     products = [({**products[0][0], "scale": products[0][0]["scale"] * np.float32(1e-3)}, products[0][1] * 0)]
     exact, allowed = normed(kernel.products(x, products) * 2, *small)
     assert (np.abs(kernel.chain(x, products, small) - exact) > allowed).any()
+
+
+def test_pieces_are_as_many_as_threads_until_each_has_too_few_rows(tmp_path):
+    """Then products are divided by columns, which is 0 here."""
+    (tmp_path / "main.cpp").write_text(CHOICE)
+    others = ("linear.cpp", "linear_portable.cpp", "linear_neon.cpp", "linear_neon_dotprod.cpp")
+    files = [tmp_path / "main.cpp", *(operators.SOURCES / name for name in others)]
+    subprocess.run(["c++", "-std=c++17", "-I", operators.SOURCES, *files, "-o", tmp_path / "main"], check=True)
+    rows = [int(word) for word in subprocess.check_output([tmp_path / "main"], text=True).split()]
+    assert [-(-512 // each) if each else 0 for each in rows] == [4, 8, 0]
+
+
+@pytest.mark.usefixtures("with_operators")
+def test_sessions_tell_how_many_threads_they_have(operators_library, exported_by_default, monkeypatch):
+    told = []
+    monkeypatch.setattr(operators, "set_threads", lambda path, count: told.append((path, count)))
+    for threads in (3, 1):
+        OnnxRuntimeEngine(exported_by_default / "model.onnx", threads, plugin=True)
+    assert told == [(str(operators.library()), 3), (str(operators.library()), 1)]
+    monkeypatch.undo()
+    operators.set_threads(str(operators_library), 2)  # the library has that function

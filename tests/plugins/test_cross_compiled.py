@@ -24,7 +24,7 @@ WINE = "/usr/lib/wine/wine64"
 CPU = ROOT / "plugins" / "cpu"
 LINEAR = ("linear.cpp", "linear_portable.cpp", "linear_neon.cpp", "linear_neon_dotprod.cpp", "chain.cpp")
 OF_OPERATORS = ("operators.cpp", "linear_operators.cpp", "chain_operators.cpp")
-OPERATORS = (*OF_OPERATORS, "ragged.cpp", "level.cpp", "portable.cpp", "neon.cpp", *LINEAR)
+OPERATORS = (*OF_OPERATORS, "ragged.cpp", "refusal.cpp", "level.cpp", "portable.cpp", "neon.cpp", *LINEAR)
 RUNNER = (
     "operators.cpp",
     "encoder.cpp",

@@ -78,6 +78,7 @@ def test_applications_see_no_other_names(operators_library):
         "adtp_chain",
         "adtp_linear",
         "adtp_sources",
+        "adtp_threads",
     }
 
 
