@@ -16,6 +16,8 @@ from .collect import collect_random
 from .observers import Histogram, observer
 from .recipes import PER_TOKEN, Recipe
 
+BIAS_RANGE = 2**30
+"""Units of a product that a bias may have: half of what 32 bits hold, which leaves as much for the product."""
 MAX_SMOOTHING = 4096.0
 """Larger factors, and their inverses, would leave fp16 for channels that are all but dead."""
 BEHIND_NORMS = (QKV, INTERMEDIATE)
@@ -66,7 +68,7 @@ def make_quantization_plan(recipe: Recipe, student: PrunedEncoder, seen: Mapping
         return float(_representable(end / recipe.largest, recipe))
 
     scales, residuals = {}, _residuals(student)
-    weights = products(student)
+    weights, biases = products(student), _biases(student)
     for name in recipe.quantized(weights):
         weight = weights[name]
         smooth = np.ones(1, np.float32)
@@ -77,8 +79,10 @@ def make_quantization_plan(recipe: Recipe, student: PrunedEncoder, seen: Mapping
         if recipe.smooth and (static or name.endswith(BEHIND_NORMS)):
             smooth = _smooth(seen[name].channels, np.abs(weight).max(0), recipe.smooth)
             activation = scale(float((seen[name].channels / smooth).max())) if static else None
-        largest = _largest(weight * smooth, recipe)
-        scales[name] = Scales(_representable(largest / recipe.largest, recipe), activation, smooth, residual)
+        least = _largest(weight * smooth, recipe) / recipe.largest
+        if recipe.bias == "int32" and activation is not None:
+            least = np.maximum(least, _least_for_bias(biases.get(name), activation, len(least)))
+        scales[name] = Scales(_representable(least, recipe), activation, smooth, residual)
     return QuantizationPlan(recipe, scales)
 
 
@@ -102,6 +106,23 @@ def _residuals(student: PrunedEncoder) -> set[str]:
     }
     layers = range(backbone.num_layers)
     return {product(i, place) for place in RESIDUALS for i in layers if isinstance(parts[place](i).before, nn.Identity)}
+
+
+def _biases(student: PrunedEncoder) -> dict[str, np.ndarray]:
+    """Return the biases ``(N,)`` of the products that have one, by their names in the graph."""
+    found = {name: module.bias for name, module in PackedStudent(student).products.items()}
+    return {name: bias.detach().numpy() for name, bias in found.items() if bias is not None}
+
+
+def _least_for_bias(bias: np.ndarray | None, activation: float, rows: int) -> np.ndarray:
+    """Return the least scales of weights, one for each row or one for all, with which 32 bits hold a bias in units of the product.
+
+    Of rows whose weights are all nearly zero, the scale that these would have leaves no room for it.
+    """
+    if bias is None:
+        return np.zeros(rows)
+    needed = np.abs(bias.astype(np.float64)) / (activation * BIAS_RANGE)
+    return needed if rows > 1 else needed.max(keepdims=True)
 
 
 def _largest(weight: np.ndarray, recipe: Recipe) -> np.ndarray:

@@ -79,6 +79,16 @@ def test_readers_are_compared_with_their_teacher_and_with_fewer_layers(asked):
     assert "first fold: another CPU, 4 cores" in told[-1]
 
 
+def test_students_are_compared_with_the_teacher_that_they_learned_from(asked):
+    """Those of 3 layers have teachers that were trained anew, whose F1 is 57 and not 60."""
+    lines = [json.loads(line) for line in asked.read_text().splitlines()]
+    for line in lines:
+        if line["arm"] == "layers":
+            line["of_teacher"] = [57] * 200
+    asked.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "| 3 layers | FP32 | 55.0 | 55.0 | 55.0 | 90.0 | -2.0 (-2.0 to -2.0) |  | 2.00x |" in render_spans(asked)
+
+
 def test_folds_are_shown_once_they_are_whole(asked):
     """Readers of other times, which are not planned, change nothing."""
     lines = [json.loads(line) for line in asked.read_text().splitlines()]
@@ -150,6 +160,7 @@ def test_readers_of_a_fold_are_trained_exported_and_asked(tmp_path, monkeypatch,
     assert {row["status"] for row in found if row["precision"] == "fp32"} == {"verified"}
     assert all(len(row["f1"]) == len(row["agreed"]) == 24 for row in found)
     assert found[0]["agreed"] == [100] * 24  # with itself
+    assert all(row["of_teacher"] == found[0]["f1"] for row in found[2:])
     assert found[0]["answerable"] == [0, 1] * 12
     kept = found[4]["kept"]
     assert 0 < kept["context"] < 0.6

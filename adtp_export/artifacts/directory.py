@@ -149,7 +149,10 @@ class OutputDirectory:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source := checked_file(self.path, manifest, name, check_hashes=False), place)
                 place.chmod(stat.S_IMODE(source.stat().st_mode) | stat.S_IWUSR)
-                checked_file(self.work, manifest, name)
+                try:
+                    checked_file(self.work, manifest, name)
+                except InputError as error:  # it is told where the user has it
+                    raise InputError(str(error).replace(str(self.work), str(self.path))) from error
 
     def publish(self) -> None:
         """Put the written files in place of whatever `path` holds.

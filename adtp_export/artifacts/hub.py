@@ -172,8 +172,8 @@ def metadata_and_text(card: Path) -> tuple[str, str]:
     return (found[1], words[found.end() :].strip()) if found else ("", words.strip())
 
 
-def prepare(repo: str, names: Iterable[str] = ()) -> Path | None:
-    """See that a directory could be pushed to a repository; fetch and return the model card that it has, if any.
+def prepare(repo: str, names: Iterable[str] = ()) -> tuple[str, Path | None]:
+    """See that a directory could be pushed to a repository; return its full name, and fetch the model card that it has, if any.
 
     Args:
         names: files that the directory is sure to have.
@@ -193,10 +193,10 @@ def prepare(repo: str, names: Iterable[str] = ()) -> Path | None:
                 f"--push-to-hub: got {quoted(repo)}; accepted is a repository's name, such as {user}/my-model"
             )
         if not api.repo_exists(full):
-            return None
+            return full, None
         there = _There.of(api, full)
         there.refuse(names)
-        return _download(full, CARD, there.commit) if CARD in there.files else None
+        return full, _download(full, CARD, there.commit) if CARD in there.files else None
 
 
 def push(out: Path, repo: str) -> str:

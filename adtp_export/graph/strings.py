@@ -109,7 +109,8 @@ def tokenizing(tokenizer: Tokenizer, max_tokens: int, inputs: Iterable[str], pad
     build, inputs = _Builder("tokenizer"), list(inputs)
     special = {token.content: id for id, token in tokenizer.get_added_tokens_decoder().items()}
     marks = {token: chr(_FIRST_MARK + i) for i, token in enumerate(sorted(special, key=len, reverse=True))}
-    vocabulary = {**tokenizer.get_vocab(), **{mark: special[token] for token, mark in marks.items()}}
+    words_by_id = sorted(tokenizer.get_vocab().items(), key=lambda word: word[1])  # it comes in another order each time
+    vocabulary = {**dict(words_by_id), **{mark: special[token] for token, mark in marks.items()}}
     build.at_least_one()
     words = build.words(_characters(tokenizer, "".join(marks.values())), marks)
     ids, counts = build.pieces(*words, tokenizer.model, vocabulary)

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
+import numpy as np
+
 from ..contract import (
     HEAD_EMBEDDING,
     HEAD_HYBRID,
@@ -111,6 +113,34 @@ def as_strings(texts: object, name: str) -> list[str]:
             got = "a pair" if _is_pair(text) else type(text).__name__
             raise InputError(f"{name}: got {got} at index {i}; accepted are strings")
     return listed
+
+
+def as_token_ids(prompts: object, vocabulary: int) -> list[np.ndarray]:
+    """Return the token ids of each prompt, ``(n,) int64``.
+
+    Raises:
+        InputError: no list of prompts, or an empty one; a prompt without tokens, or with what is no id below `vocabulary`.
+    """
+    listed = listed_in_order(prompts)
+    if not listed:
+        got = type(prompts).__name__ if listed is None else "no prompts"
+        raise InputError(f"prompts: got {got}; accepted is a list of at least one, each a list of token ids")
+    found = []
+    for number, prompt in enumerate(listed):
+        try:
+            ids = np.asarray(prompt)
+        except (TypeError, ValueError):  # lists in lists, of unequal lengths
+            ids = np.asarray("")
+        if ids.ndim == 1 and not len(ids):
+            raise InputError(f"prompt {number} has no tokens; accepted is at least one")
+        mixed = ids.ndim == 1 and any(isinstance(each, (bool, np.bool_)) for each in prompt)
+        # Integers that are too large for any type of numpy are objects or floats there.
+        if ids.ndim != 1 or mixed or not np.issubdtype(ids.dtype, np.integer):
+            raise InputError(f"prompt {number} is {quoted(prompt)}; accepted are token ids, 0 to {vocabulary - 1}")
+        if (unknown := ids[(ids < 0) | (ids >= vocabulary)]).size:
+            raise InputError(f"prompt {number} has the token {unknown[0]}; the model knows 0 to {vocabulary - 1}")
+        found.append(ids.astype(np.int64))
+    return found
 
 
 def listed_in_order(values: object) -> list[Any] | None:

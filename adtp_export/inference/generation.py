@@ -42,7 +42,7 @@ from ..data.truncate import check_unicode, read_tokenizer
 from ..errors import InputError, quoted
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
-from .asked import listed_in_order
+from .asked import as_token_ids, listed_in_order
 from .chat import FILE, Chat, read_chat
 from .grids import positions_of
 from .pixels import find_settings, read_picture, require_settings
@@ -185,20 +185,21 @@ class Generator:
             first: number of the first prompt among all that are to be drawn apart, in several calls.
 
         Raises:
-            InputError: a prompt is empty or too long, has ids that the model does not know, or pictures and image tokens do not agree.
+            InputError: a prompt is empty or too long, has ids that the model does not know, features are empty or of another size, or they
+                and image tokens do not agree.
         """
-        sampling = sampling or Sampling()
-        answer: Mapping[str, Any] = self._prefill.run(self._read(prompts, features, sampling.max_new_tokens))
+        sampling, ids = sampling or Sampling(), as_token_ids(prompts, self.vocabulary)
+        answer: Mapping[str, Any] = self._prefill.run(self._read(ids, features, sampling.max_new_tokens))
         past = after_prefill(answer)
-        random = sampling.generators(len(prompts), first)
-        ended = np.zeros(len(prompts), dtype=bool)
+        random = sampling.generators(len(ids), first)
+        ended = np.zeros(len(ids), dtype=bool)
         penalty = self._penalty if sampling.repetition_penalty is None else sampling.repetition_penalty
-        there = np.zeros((len(prompts), self.vocabulary), dtype=bool)
-        for row, prompt in zip(there, prompts):
-            row[list(prompt)] = True
+        there = np.zeros((len(ids), self.vocabulary), dtype=bool)
+        for row, prompt in zip(there, ids):
+            row[prompt] = True
         for number in range(sampling.max_new_tokens):
             chosen = sampling.choose(penalized(answer[LOGITS], there, penalty), random)
-            there[range(len(prompts)), chosen] = True
+            there[range(len(ids)), chosen] = True
             ended |= np.isin(chosen, list(self.stop))
             if ended.all():
                 return
@@ -208,24 +209,12 @@ class Generator:
                 past = after_step(answer)
 
     def _read(
-        self, prompts: Sequence[Sequence[int]], features: Iterable[np.ndarray] | None, room: int
+        self, prompts: Sequence[np.ndarray], features: Iterable[np.ndarray] | None, room: int
     ) -> dict[str, np.ndarray]:
         """Return states ``(T, H)``, which are of an image ``(T,) bool``, bounds ``(B+1,) int32``, and positions of several axes."""
-        if not len(prompts):
-            raise InputError("got no prompts; accepted is at least one")
         given = iter([] if features is None else features)
         parts, images, positions = [], [], []
-        for number, prompt in enumerate(prompts):
-            try:
-                ids = np.asarray(prompt, dtype=np.int64)
-            except (TypeError, ValueError) as error:
-                raise InputError(f"prompt {number} is {quoted(prompt)}; accepted are token ids") from error
-            if ids.ndim != 1 or not len(ids):
-                raise InputError(f"prompt {number} has no tokens; accepted is at least one")
-            if (unknown := ids[(ids < 0) | (ids >= self.vocabulary)]).size:
-                raise InputError(
-                    f"prompt {number} has the token {unknown[0]}; the model knows 0 to {self.vocabulary - 1}"
-                )
+        for number, ids in enumerate(prompts):
             if self._whole and self._layout["video_token"] in ids:
                 raise InputError(f"prompt {number} has a place for a video; accepted are pictures, one in a prompt")
             states, is_image, placed = self._states(number, ids, given)
@@ -263,11 +252,7 @@ class Generator:
                 raise InputError(
                     f"prompt {number} has a place for an image, and there is none; give one image for each such prompt"
                 )
-            if np.ndim(part) != 2 + self._whole or np.shape(part)[-1] != text.shape[1]:
-                accepted = f"({'rows, columns' if self._whole else 'n'}, {text.shape[1]})"
-                raise InputError(
-                    f"features of prompt {number}: got the shape {np.shape(part)}; accepted is {accepted} for each image token"
-                )
+            part = self._feature(number, part, text.shape[1])
             parts += [text[begin:place], part.reshape(-1, text.shape[1])]
             sizes += [place - begin, (part.shape[0], part.shape[1])]
             is_part += [False, True]
@@ -275,6 +260,21 @@ class Generator:
         parts.append(text[begin:])
         positions = positions_of([*sizes, len(text) - begin]) if self._whole else np.arange(len(ids))
         return np.concatenate(parts), np.repeat([*is_part, False], [len(part) for part in parts]), positions
+
+    def _feature(self, number: int, part: Any, size: int) -> np.ndarray:
+        """Return what stands for an image token, ``(n, H)`` or ``(rows, columns, H)``, in fp32."""
+        try:
+            found = np.asarray(part, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"features of prompt {number}: got {quoted(part)}; accepted are arrays of numbers"
+            ) from error
+        if found.ndim != 2 + self._whole or found.shape[-1] != size or not found.size:
+            accepted = f"({'rows, columns' if self._whole else 'n'}, {size})"
+            raise InputError(
+                f"features of prompt {number}: got the shape {found.shape}; accepted is {accepted} for each image token, and not empty"
+            )
+        return found
 
     @property
     def chat(self) -> Chat:

@@ -113,7 +113,7 @@ class ImageEncoder:
         Each picture is read once. Arguments and errors are those of `encode_images`.
         """
         check_int("batch_size", batch_size, 1)
-        one = hasattr(images, "convert") or getattr(images, "ndim", 4) < 4
+        one = hasattr(images, "convert") or getattr(images, "ndim", 1) in (0, 2, 3)
         if one or isinstance(images, (str, bytes, os.PathLike)):
             raise InputError(
                 f"images: got {type(images).__name__} alone; accepted is a list of pictures, such as [image]"

@@ -23,6 +23,7 @@ from .image_choice import read_kept
 from .image_pruners import DIVPRUNE, Stage, read_stages
 from .image_tokens import spread_over
 from .plain import architectures
+from .positions import to_precision
 from .vision import KINDS, Vision, language_model
 from .weights import no_bars, weight_files
 
@@ -96,7 +97,8 @@ class Decoder:
 
     def copy(self, dtype: torch.dtype = torch.float32) -> Decoder:
         """Return the same with weights of its own, in a precision."""
-        model = copy.deepcopy(self.model).to(dtype)
+        model = copy.deepcopy(self.model)
+        to_precision(model, dtype)
         return dataclasses.replace(self, model=model, backbone=type(self.backbone)(language_model(model)))
 
     @property

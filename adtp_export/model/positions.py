@@ -11,6 +11,15 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 
+def to_precision(network: nn.Module, dtype: torch.dtype) -> None:
+    """Convert the weights of a network, and leave the frequencies of rotary embeddings in fp32, as transformers does when it loads one."""
+    kept = {name: buffer for name, buffer in network.named_buffers() if name.endswith("inv_freq")}
+    nn.Module.to(network, dtype)  # transformers' own hides what it takes
+    for name, buffer in kept.items():
+        owner, _, own = name.rpartition(".")
+        setattr(network.get_submodule(owner), own, buffer)
+
+
 class Rotary(nn.Module):
     """Turn queries and keys by angles that grow with the position, in fp32 at least.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,23 +16,25 @@ from .texts import texts
 
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 BENCH, END_OF_BENCH = "<!-- bench -->", "<!-- end of bench -->"
+RETENTION = "Retention"
 SEEN = 0.01
 """Share of a run below which a matrix product is not drawn."""
 
 
-def render(manifest: Manifest, views: Views | None = None, bench: str = "") -> str:
+def render(manifest: Manifest, views: Views | None = None, earlier: str = "") -> str:
     """Return the report as one HTML document, for light and dark screens of any width.
 
     Args:
         views: single texts and retention; None where nothing was run (``--skip-parity-check``).
-        bench: the section of latencies, as `bench_of` finds it in an earlier report.
+        earlier: the report that this one replaces. Its latencies stay, and without `views` what it shows of single texts and retention.
     """
+    shown = names(manifest).views
     sections = [
         _head(manifest, views),
         section("Targets", _targets(manifest)),
-        section(names(manifest).views, texts(views, manifest)) if views and views.texts else "",
-        section("Retention", _retention(views, manifest)) if views and views.retention else "",
-        f"{BENCH}\n{bench}{END_OF_BENCH}\n",
+        _part(shown, lambda found: texts(found, manifest) if found.texts else "", views, earlier),
+        _part(RETENTION, lambda found: _retention(found, manifest) if found.retention else "", views, earlier),
+        f"{BENCH}\n{bench_of(earlier)}{END_OF_BENCH}\n",
         section("Precisions on this machine's CPU", _precisions(manifest)),
         section("What quantizing costs", _costs(manifest)),
         section("Notes", "".join(f"<p>{escape(note.text)}</p>" for note in manifest.notes)),
@@ -48,6 +50,16 @@ def page(title: str, sections: Iterable[str]) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
         f"<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{''.join(sections)}</main>\n</body>\n</html>\n"
     )
+
+
+def _part(title: str, body: Callable[[Views], str], views: Views | None, earlier: str) -> str:
+    """Return a section of what single texts show; without them that of an earlier report, if it has one."""
+    if views is not None:
+        return section(title, body(views))
+    opening, closing = f"<section>\n<h2>{title}</h2>\n", "\n</section>\n"
+    _, found, rest = earlier.partition(opening)
+    inside, ended, _ = rest.partition(closing)
+    return f"{opening}{inside}{closing}" if found and ended else ""
 
 
 def bench_of(document: str) -> str:

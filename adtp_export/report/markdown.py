@@ -80,7 +80,7 @@ def _quantization(manifest: Manifest) -> list[str]:
 
 def _ranges(calibration: Mapping[str, Any]) -> str:
     if not calibration:
-        return "Each token has a range of its own, so no text was needed."
+        return "No range rests on texts: each token has one of its own, or weights alone are rounded."
     return (
         f"Ranges from {calibration['rows']} of {calibration['of_rows']} rows of {calibration['text']} "
         f"({calibration['tokens']} tokens, sha256 `{calibration['sha256'][:16]}`)."

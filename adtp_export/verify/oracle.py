@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..contract import (
     ATTENTION_MASK,
@@ -33,6 +33,7 @@ from ..model.encoder import PrunedEncoder
 from ..model.heads import pooled
 from ..model.heads.masked import PrunedEncoderForMasked
 from ..model.heads.sparse import PrunedEncoderForSparse
+from ..model.positions import to_precision
 from . import metrics, rounding
 from .loss import Loss, lost
 from .metrics import Outputs, TaskMetric
@@ -204,7 +205,7 @@ def _part(
 def typed(student: PrunedEncoder, precision: str) -> PrunedEncoder:
     """Return a copy of the student with weights and states in "fp16" or "bf16", and its pruners in fp32."""
     copied = copy.deepcopy(student)
-    nn.Module.to(copied, DTYPES[precision])  # transformers' own hides what it takes
+    to_precision(copied, DTYPES[precision])
     for kept, original in zip(copied.pruners.values(), student.pruners.values()):
         kept.load_state_dict(original.state_dict(), assign=True)
     return copied

@@ -118,7 +118,7 @@ def _figures(oracle: OracleRun, compared: Sequence[_Compared], exact_debug: bool
             f"every row that it answered keeps other tokens than the oracle, so no {what} could be compared"
         )
     more = f" (and {len(failures) - 1} more findings)" if len(failures) > 1 else ""
-    both, either = (sum(getattr(batch, name) for batch in compared) for name in ("both", "either"))
+    both, either = (sum(getattr(batch, name) for batch in texts) for name in ("both", "either"))
     answers = [row for batch in texts for row in batch.answers]
     agreement = oracle.metric.agreement_with(answers, oracle.answers)
     quality = oracle.metric.quality(answers)

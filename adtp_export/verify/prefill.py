@@ -227,7 +227,8 @@ def _off(rounded: Oracle, prompts: Sequence[Prompt], exact: Sequence[Reading]) -
         found = rounded.read(prompt, len(reading.logits) - 1, like=reading)
         logits.append([float((a - b).abs().max()) for a, b in zip(reading.logits, found.logits)])
         choices.append([own.error_of(other) for own, other in zip(reading.choices, found.choices)])
-    return np.array(logits), np.array(choices)
+    # An overflow is a NaN behind the next norm; `joined` would take that for a row that a run says nothing of.
+    return np.nan_to_num(logits, nan=np.inf), np.nan_to_num(choices, nan=np.inf)
 
 
 def first_difference(rows: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> int:

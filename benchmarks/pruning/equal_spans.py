@@ -4,7 +4,8 @@
     python -m benchmarks.pruning.equal_spans speed SPLITS BASE WORK                               # times the first fold's exports
 
 Each fold has a teacher of its own, and students that take equally long by `equal_time.py`. All are exported, and how right the exports
-answer each question of test is recorded. What is recorded is not trained again, and a call that ends early goes on.
+answer each question of test is recorded. What is recorded is not trained again, and a call that ends early goes on. Where WORK has no
+teacher of a fold, one is trained anew, and students are compared with the one that they learned from.
 """
 
 from __future__ import annotations
@@ -102,13 +103,15 @@ def rows(run: Run, source: Path, place: Place, examples: QuestionExamples) -> It
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(json.dumps(said[FP32]), encoding="utf-8")
     teacher = json.loads(kept.read_text(encoding="utf-8"))
+    true = [question.answers for question in examples.questions]
     for precision, own in said.items():
         yield {
             **run._asdict(),
             "precision": precision,
             "status": targets[TARGETS[precision]]["status"],
-            "f1": percent(own, [question.answers for question in examples.questions]),
+            "f1": percent(own, true),
             "agreed": percent(own, [[theirs] if theirs else [] for theirs in teacher]),
+            **({"of_teacher": percent(teacher, true)} if run.arm != TEACHER else {}),
             **({"kept": kept_by_side(out, examples)} if run.arm == ADTP and precision == FP32 else {}),
         }
 
@@ -142,11 +145,12 @@ def train_fold(run: Run, place: Place, record: Path) -> None:
         "rows": {split: len(table.texts) for split, table in task.tables.items()},
         "tokens": round(float(np.mean(test.lengths)), 2),
     }
-    done = {key(row) for row in read_lines(record)}
-    if (teacher_of(run.dataset), FP32) not in done or not answers_of_teacher(run.dataset, place).exists():
+    known = (teacher_of(run.dataset), FP32) in {key(row) for row in read_lines(record)}
+    if not known or not answers_of_teacher(run.dataset, place).exists():
         more = {**of_questions(test), **counts, "settings": {**SIZES[run.size][run.dataset].teacher, **shared}}
         made = [row | more | told() for row in rows(teacher_of(run.dataset), source, place, test)]
-        records.update(record, made, key=key)
+        if not known:
+            records.update(record, made, key=key)
     place.clock.check()
     _, _, score = trained(run, place)
     place.clock.check()

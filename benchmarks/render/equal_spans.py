@@ -82,8 +82,8 @@ def render_spans(path: Path) -> str:
     lines = []
     for (arm, at, precision), rows in found.items():
         compared = (
-            teacher if rows is not teacher else None,
-            found.get(("layers", at, precision)) if arm == "adtp" else None,
+            _of_teacher(rows, teacher) if rows is not teacher else None,
+            joined(found["layers", at, precision], "f1") if arm == "adtp" else None,
         )
         speed = _speed(rows).get(str(MANY))
         lines.append(
@@ -127,8 +127,14 @@ def _shares(rows: Sequence[Row], answerable: np.ndarray) -> tuple[float, ...]:
     return tuple(float(values.mean()) for values in (f1, f1[answerable], f1[~answerable], joined(rows, "agreed")))
 
 
-def _apart(rows: Sequence[Row], others: Sequence[Row] | None, groups: Sequence[int]) -> str:
+def _of_teacher(rows: Sequence[Row], teacher: Sequence[Row]) -> np.ndarray:
+    """Return the F1 of each answer of the teachers that readers learned from, which are other ones where they were trained anew."""
+    own = [row.get("of_teacher", recorded["f1"]) for row, recorded in zip(rows, teacher, strict=True)]
+    return np.concatenate(own) / 100
+
+
+def _apart(rows: Sequence[Row], others: np.ndarray | None, groups: Sequence[int]) -> str:
     if others is None:
         return ""
-    mean, interval = points(difference(joined(rows, "f1"), joined(others, "f1"), groups))
+    mean, interval = points(difference(joined(rows, "f1"), others, groups))
     return f"{mean} ({interval})"

@@ -238,6 +238,17 @@ def test_a_listed_file_that_is_not_there_is_asked_for_once(pushed, hub, monkeypa
 
 
 @pytest.mark.usefixtures("known_graphs")
+def test_a_name_without_an_owner_is_one_s_own_and_updates_keep_their_layout_when_they_are_pushed(hub, small, tmp_path):
+    adtp_export.export(small, tmp_path / "out", skip_parity_check=True)
+    adtp_export.export(small, tmp_path / "out", update=True, skip_parity_check=True, push_to_hub="my-own")
+    assert "model.onnx" in hub.repositories["somebody/my-own"]
+    adtp_export.export(small, tmp_path / "other", skip_parity_check=True, push_to_hub="my-other")
+    card = hub.repositories["somebody/my-other"]["README.md"].decode()
+    assert 'load("somebody/my-other")' in card
+    assert '"my-other"' not in card
+
+
+@pytest.mark.usefixtures("known_graphs")
 def test_updates_keep_the_layout_and_other_commands_know_it(pushed, tmp_path):
     model, out = pushed
     out = Path(shutil.copytree(out, tmp_path / "out"))

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from known_graphs import known_graph
+from onnx import numpy_helper
 from testbed import as_numpy, make_batch, make_student, one_thread
 
 from adtp_export.calibration import recipes
@@ -20,7 +21,7 @@ from adtp_export.calibration.collect import RANDOM_ROWS, RANDOM_TOKENS, collect,
 from adtp_export.calibration.plan import BEHIND_NORMS, _largest, _smooth, make_quantization_plan, products
 from adtp_export.calibration.quantize import stored_weight, write_quantized
 from adtp_export.calibration.simulate import Cost, sensitivity, simulate
-from adtp_export.contract import ATTENTION, BF16_PRODUCTS, QKV
+from adtp_export.contract import ATTENTION, BF16_PRODUCTS, INTERMEDIATE, QKV
 from adtp_export.contract import product as name_of
 from adtp_export.errors import InputError, VerificationError
 from adtp_export.graph import program
@@ -87,6 +88,27 @@ def test_collecting_leaves_the_student_alone(student, seen, batches):
     training = copy.deepcopy(student).train()
     assert collect(training, batches)[name_of(0, QKV)].counts.tolist() == seen[name_of(0, QKV)].counts.tolist()
     assert all(module.training for module in training.modules())
+
+
+def test_biases_of_rows_that_are_nearly_zero_stay(student, batches, tmp_path):
+    """Their weights have the least of scales, of which 32 bits hold no bias."""
+    changed = copy.deepcopy(student)
+    dense = changed.backbone.feed_forward(0).intermediate_dense
+    for row, factor in ((0, 0.0), (1, 1e-12), (2, 1e-6)):
+        dense.weight[row] *= factor
+        dense.bias[row] = 0.7
+    seen_of_changed = collect(changed, batches)
+    plan = make_quantization_plan(BUILT_IN["ort-cpu.int8"], changed, seen_of_changed)
+    model = known_graph(changed, {"version": "test", "precision": "fp32"})
+    program.save(model, tmp_path / "fp32.onnx")
+    write_quantized(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", plan)
+    name = name_of(0, INTERMEDIATE)
+    stored = {value.name: numpy_helper.to_array(value) for value in onnx.load(tmp_path / "int8.onnx").graph.initializer}
+    bias = stored[f"{name}.bias/stored"] * stored[f"{name}.bias/scale"].astype(np.float64)
+    np.testing.assert_allclose(bias[:3], 0.7, rtol=1e-5)
+    others = make_quantization_plan(dataclasses.replace(plan.recipe, bias="float"), changed, seen_of_changed)
+    assert plan.scales[name].weight[1] > others.scales[name].weight[1]
+    np.testing.assert_array_equal(plan.scales[name].weight[3:], others.scales[name].weight[3:])
 
 
 def test_activations_without_a_range_are_refused(batches):

@@ -19,7 +19,7 @@ from adtp_export.data.tokenize import encode, pad
 from adtp_export.errors import InputError, VerificationError
 from adtp_export.graph import strings
 from adtp_export.model.checkpoint import load_checkpoint
-from adtp_export.pipeline.export import verify
+from adtp_export.pipeline.export import capabilities, verify
 from adtp_export.pipeline.export.context import ExportContext
 from adtp_export.pipeline.progress import Steps
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
@@ -205,6 +205,14 @@ print(json.dumps({name: value.shape for name, value in engine.run({"text": numpy
     return json.loads(done.stdout)
 
 
+def test_the_same_tokenizer_is_the_same_bytes():
+    written = [
+        strings.tokenizing(Tokenizer.from_file(str(DEMO / "tokenizer.json")), MOST, INPUTS).SerializeToString()
+        for _ in range(2)
+    ]
+    assert written[0] == written[1]
+
+
 def test_what_cannot_be_is_refused_before_the_export(demo, tmp_path):
     directory = write_plain_bert(demo, tmp_path / "model")
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -215,3 +223,16 @@ def test_what_cannot_be_is_refused_before_the_export(demo, tmp_path):
     ):
         adtp_export.export(directory, tmp_path / "out", with_tokenizer=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_of_too_many_weights_is_refused_before_the_export(demo, tmp_path, monkeypatch):
+    directory = write_plain_bert(demo, tmp_path / "model")
+    stored = (directory / "model.safetensors").stat().st_size
+    monkeypatch.setattr(capabilities, "INLINE_LIMIT_BYTES", stored // 2)
+    with pytest.raises(
+        InputError, match="--with-tokenizer: the model's weights take .* GB in fp32, and a file with its"
+    ):
+        adtp_export.export(directory, tmp_path / "out", with_tokenizer=True)
+    assert not (tmp_path / "out").exists()
+    weights = capabilities.fp32_bytes(load_checkpoint(directory).student)
+    assert 0.9 * stored < weights < 1.1 * stored

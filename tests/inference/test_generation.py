@@ -187,17 +187,27 @@ def test_what_is_refused(generator, images, texts, options, told):
     ("prompts", "features", "told"),
     [
         ([], [], "got no prompts"),
-        ([[1, 97]], [], "has the token 97; the model knows 0 to 96"),
-        ([[-1]], [], "has the token -1"),
-        ([["x"]], [], r"prompt 0 is \['x'\]; accepted are token ids"),
         ([[1, IMAGE]], [], "prompt 0 has a place for an image, and there is none"),
         ([[1, IMAGE]], [np.zeros((2, 16, 32))], r"features of prompt 0: got the shape \(2, 16, 32\); accepted is \(n, 32\)"),
+        ([[IMAGE]], [np.zeros((0, 32))], r"got the shape \(0, 32\); .* not empty"),
+        ([[IMAGE]], [[["x"] * 32]], "accepted are arrays of numbers"),
         ([[1]], [np.zeros((16, 32))], "more features than image tokens"),
     ],
 )  # fmt: skip
 def test_ids_that_are_refused(generator, prompts, features, told):
     with pytest.raises(InputError, match=told):
         list(generator.tokens(prompts, features))
+
+
+def test_ids_and_features_of_any_type_that_holds_them(generator):
+    features = np.random.default_rng(0).standard_normal((16, 32))
+    asked, few = [1, IMAGE, 7], Sampling(max_new_tokens=4)
+    expected = list(generator.tokens([asked], [features.astype(np.float32)], few))
+    for prompts, given in (
+        (iter([tuple(asked)]), iter([features])),
+        (np.array([asked], np.uint8), [features.astype(np.float32).tolist()]),
+    ):
+        assert list(generator.tokens(prompts, given, few)) == expected
 
 
 def test_text_that_ends_within_a_character_is_told(generator, monkeypatch):

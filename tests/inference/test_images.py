@@ -180,6 +180,8 @@ def test_pictures_on_the_command_line(folder, encoder, pictures, tmp_path, monke
     [
         ("photo.png", "images: got str alone; accepted is a list of pictures"),
         (np.zeros((4, 4, 3), np.uint8), "images: got ndarray alone"),
+        (np.array("photo.png"), "images: got ndarray alone"),
+        (np.array(["none.png", "photo.png"]), "none.png is no picture that can be read"),
         ([np.zeros((4, 4), np.uint8)], r"shape \(4, 4\) .*; accepted are arrays \(height, width, 3\) of uint8"),
         ([np.zeros((4, 4, 4), np.uint8)], r"shape \(4, 4, 4\)"),
         ([np.zeros((9, 4, 4, 3), np.uint8)], "A video is several pictures; give one of them"),
@@ -190,7 +192,21 @@ def test_pictures_on_the_command_line(folder, encoder, pictures, tmp_path, monke
         (None, "images: got NoneType; accepted"),
         ({"a": "photo.png"}, "images: got dict; accepted"),
     ],
-    ids=["path", "alone", "gray", "transparent", "video", "floats", "missing", "tensor", "iterator", "none", "dict"],
+    ids=[
+        "path",
+        "alone",
+        "path alone",
+        "paths",
+        "gray",
+        "transparent",
+        "video",
+        "floats",
+        "missing",
+        "tensor",
+        "iterator",
+        "none",
+        "dict",
+    ],
 )
 def test_pictures_that_are_refused(encoder, given, told):
     with pytest.raises(InputError, match=told):

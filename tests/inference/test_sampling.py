@@ -8,6 +8,7 @@ from language_models import save_causal
 
 import adtp_export
 from adtp_export.errors import InputError
+from adtp_export.inference.asked import as_token_ids
 from adtp_export.inference.generation import Generator, Sampling
 from adtp_export.inference.sampling import penalized
 from adtp_export.model.decoder import load_decoder
@@ -74,3 +75,35 @@ def test_settings_that_are_ignored_are_named(tmp_path, fields, named):
 def test_penalties_out_of_range_are_refused(penalty):
     with pytest.raises(InputError, match="repetition_penalty: got .*; accepted are numbers above 0, to 100"):
         Sampling(repetition_penalty=penalty)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "told"),
+    [
+        ([], "got no prompts"),
+        (5, "prompts: got int; accepted is a list"),
+        ("5", "prompts: got str; accepted is a list"),
+        ([[]], "prompt 0 has no tokens"),
+        ([[1, 97]], "prompt 0 has the token 97; the model knows 0 to 96"),
+        ([[-1]], "has the token -1"),
+        ([np.array([2**64 - 1], np.uint64)], "has the token 18446744073709551615"),
+        ([["x"]], r"prompt 0 is \['x'\]; accepted are token ids, 0 to 96"),
+        ([[1], [5.7, 6.2]], r"prompt 1 is \[5.7, 6.2\]; accepted are token ids"),
+        ([["5"]], "accepted are token ids"),
+        ([[True, False]], "accepted are token ids"),
+        ([[5, True]], "accepted are token ids"),
+        ([[[1, 2]]], "accepted are token ids"),
+        ([[1, [2, 3]]], "accepted are token ids"),
+        ([[2**70]], "accepted are token ids"),
+        ([7], "prompt 0 is 7; accepted are token ids"),
+    ],
+)  # fmt: skip
+def test_token_ids_that_are_none_are_refused(prompts, told):
+    with pytest.raises(InputError, match=told):
+        as_token_ids(prompts, 97)
+
+
+def test_token_ids_of_any_type():
+    for prompts in ([[1, 96]], ((1, 96),), iter([(1, 96)]), np.array([[1, 96]], np.uint8)):
+        (found,) = as_token_ids(prompts, 97)
+        assert (found.dtype, found.tolist()) == (np.int64, [1, 96])

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from decoder_models import make_decoder
 from known_graphs import known_graph
 from testbed import TINY_BACKBONES, make_batch, make_encoder
 from tolerances import assert_within_oracle, oracle_on
@@ -20,7 +21,7 @@ from adtp_export.model import PrunedEncoderConfig
 from adtp_export.model.backbones.modernbert import GLOBAL, LOCAL, layer_kinds, rotation, theta
 from adtp_export.model.checkpoint import Uninitialised
 from adtp_export.model.packed import PackedStudent
-from adtp_export.model.positions import Rotary, frequencies
+from adtp_export.model.positions import Rotary, frequencies, to_precision
 from adtp_export.training.differentiable import DifferentiableAttention
 
 LENGTHS = [30, 3, 1, 17]
@@ -217,3 +218,15 @@ def test_tables_are_in_the_graph_once_and_looked_up_once_per_cut(backbone):
     tables = {value for name, value in graph.initializers.items() if name.endswith(("cos", "sin", ".table"))}
     looked_up = [node for node in graph if node.op_type == "Gather" and node.inputs[0] in tables]
     assert (len(tables), len(looked_up)) == {"mpnet": (1, 0), "modernbert": (2 * 2, 2 * 3)}[backbone]
+
+
+def test_frequencies_stay_in_fp32_where_weights_do_not():
+    """As in transformers: angles grow with the position, and so does what rounding their frequencies changes."""
+    decoder = make_decoder("llama-ungrouped")
+    before = {name: buffer for name, buffer in decoder.named_buffers() if name.endswith("inv_freq")}
+    to_precision(decoder, torch.float16)
+    assert before
+    for name, buffer in before.items():
+        assert decoder.get_buffer(name) is buffer
+        assert buffer.dtype == torch.float32
+    assert {weight.dtype for weight in decoder.parameters()} == {torch.float16}

@@ -59,6 +59,7 @@ def unverified(name, status="unverified"):
 QUANTIZED = {
     "recipe": "ort-cpu.int8",
     "left_in_base": [],
+    "ranges": {"x": 2.5},
     "sensitivity": [{"product": "x", "mean_abs_logit_diff": 0.1, "max_abs_logit_diff": 0.2}],
 }
 
@@ -266,6 +267,9 @@ def test_ranges_stand_with_the_files_that_have_them(exported):
         ("b.tsv", ""),
         ("", FILES[other]),
     ]
+    weights_alone = exported({INT8: verified(INT8, 0.5, **QUANTIZED | {"ranges": {}})}, "a.tsv")
+    assert weights_alone.targets[INT8].calibration == {}
+    assert "weights alone are rounded" in markdown.render(weights_alone)
 
 
 def test_targets_that_were_not_compared_stand_with_the_others_or_alone(exported, updated):

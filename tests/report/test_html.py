@@ -85,6 +85,17 @@ def test_tokens_are_marked_and_escaped(manifest):
     assert "data-tip='1.attention: -1.00; dropped at 1.attention'" in document
 
 
+def test_what_single_texts_showed_stays_in_a_report_that_is_written_without_them(manifest):
+    once = html.render(manifest, Views((VIEW,), dict.fromkeys(manifest.retention, (1, 0, 3)), 0.4))
+    again = html.render(manifest, None, once)
+    sections = re.findall(r"<section>.*?</section>", once, re.DOTALL)
+    assert len(sections) > 3
+    assert re.findall(r"<section>.*?</section>", again, re.DOTALL) == sections
+    assert "class='t kept'" in again
+    assert "class='t kept'" not in html.render(manifest, Views((), {}, 0.4), once)
+    assert html.render(manifest, None, "") == html.render(manifest, None, "no report at all")
+
+
 def test_what_an_answer_rests_on_stands_above_what_was_kept(manifest):
     explained = Explanation(
         kept_site=VIEW.kept_site,
@@ -150,7 +161,7 @@ def test_latencies_replace_older_ones(manifest):
     assert "packed-dense-43.0 ms, 2.0x the student's" in read(once).text
     assert "a <CPU>, 2 cores" in read(once).text
     assert html.with_bench(once, bench(7.0)) == html.with_bench(html.render(manifest), bench(7.0))
-    assert html.render(manifest, bench=html.bench_of(once)) == once
+    assert html.render(manifest, earlier=once) == once
     assert html.bench_of(html.render(manifest)) == html.bench_of("<html></html>") == ""
     with pytest.raises(ValueError, match="no <!-- bench --> in the report"):
         html.with_bench("<html></html>", bench(3.0))

@@ -8,13 +8,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from language_models import STAGES as OF_METHODS
 from language_models import networks, save_causal, save_llava, with_rows
 
+import adtp_export
+from adtp_export.errors import VerificationError
 from adtp_export.model.decoder import load_decoder
 from adtp_export.model.image_pruners import BtpStage, FastVStage
+from adtp_export.model.vision import language_model
 from adtp_export.verify import prompts
 from adtp_export.verify.plain_choice import Settled, choose, settled
-from adtp_export.verify.prefill import Prompt, compare, expect, keeps_settled, may_follow
+from adtp_export.verify.prefill import Prompt, compare, expect, for_precision, keeps_settled, may_follow
 from adtp_export.verify.prompts import draw_prompts
 
 
@@ -130,3 +134,26 @@ def test_a_near_tie_excuses_no_other_image_tokens(tmp_path):
     loose = dataclasses.replace(close, choice_errors=np.full(1, 1e9))
     found = compare(decoder, loose, *with_rows(decoder, 2, worst))
     assert found.failure == "of no prompt the same tokens were kept, so no answer could be compared"
+
+
+@torch.no_grad()
+def test_answers_that_overflow_are_told(tmp_path):
+    """The norm behind an infinity makes it a NaN."""
+    save_llava(tmp_path)
+    decoder = load_decoder(tmp_path)
+    prompts = draw_prompts(decoder, 2)
+    assert for_precision(expect(decoder, prompts, 1), decoder, "fp16").error < 1
+    language_model(decoder.model).layers[1].mlp.down_proj.weight *= 6e6
+    expected = expect(decoder, prompts, 1)
+    with pytest.raises(VerificationError, match="PyTorch overflows in fp16"):
+        for_precision(expected, decoder, "fp16")
+    assert np.isfinite(for_precision(expected, decoder, "bf16").error)
+
+
+@pytest.mark.slow
+def test_windows_see_each_of_two_tokens_at_one_position(tmp_path):
+    (tmp_path / "model").mkdir()
+    save_llava(tmp_path / "model", model_type="mistral", sliding_window=9)
+    (tmp_path / "btp.json").write_text(json.dumps({"method": "btp", "stages": OF_METHODS["btp"]}))
+    manifest = adtp_export.export(tmp_path / "model", tmp_path / "out", pruning=tmp_path / "btp.json")
+    assert {target.status for target in manifest.targets.values()} == {"verified"}

@@ -117,6 +117,17 @@ def test_random_rows_have_no_answers(student, texts, oracle):
     assert parity.prediction_agreement == 1
 
 
+def test_kept_tokens_that_agree_are_of_texts_alone(student, texts, oracle):
+    class Other(PackedEngine):
+        def run(self, batch):
+            found = super().run(batch)
+            if not any(np.array_equal(batch["input_ids"], text["input_ids"]) for text in texts):
+                found["kept_site"] = np.where(found["kept_site"] >= 0, len(SITES), found["kept_site"])
+            return found
+
+    assert compare(oracle, Other(student)).kept_token_agreement == 1
+
+
 def test_random_rows_alone_are_no_verdict(student, oracle):
     """Where an engine answered no text itself, its answers to random rows prove nothing."""
     texts = iter([False] * len(oracle.batches))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +26,9 @@ from .parts import found as found_in
 from .worker import Attempts, Job, Model, PartWorker, TableWorker, digest_of
 
 Place = str | os.PathLike[str]
-FORMAT = 1
+CLAIM = "_adtp-claim-"
+FORMAT = 2
+"""Version of the settings file. In version 1 the model's digest also covered reports and times."""
 
 
 def score_files(
@@ -53,13 +57,10 @@ def score_files(
     if todo:
         with _connected():
             _check_room(workers)
-            to.write_json(storage.SETTINGS, settings)
+            _claim(to, settings)
             began = to.changed(storage.SETTINGS)
-            _run(
-                todo,
-                Job(model=model, columns=planned.columns, stores=planned.stores, to=to, attempts=_attempts()),
-                progress,
-            )
+            job = Job(model=model, columns=planned.columns, stores=planned.stores, to=to, attempts=_attempts())
+            _run(todo, job, progress)
         if lost := {part.name for part in todo} - found_in(todo, to):
             raise InputError(
                 f"{to.shown}: {len(lost)} of {len(todo)} parts were written elsewhere; give a place that all machines share"
@@ -108,7 +109,7 @@ def _found(to: storage.Directory, settings: dict[str, Any], planned: PartitionPl
     Raises:
         InputError: it holds something else.
     """
-    there = {name for name in to.names() if not name.startswith(storage.PARTIAL)}
+    there = {name for name in to.names() if not name.startswith(storage.PARTIAL)} - {_claim_name(settings)}
     if storage.SETTINGS not in there:
         if there:
             raise InputError(
@@ -131,6 +132,30 @@ def _found(to: storage.Directory, settings: dict[str, Any], planned: PartitionPl
             "give another place"
         )
     return found_in([part for part in planned.parts if part.name in answers], to)
+
+
+def _claim_name(settings: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return f"{CLAIM}{digest[:16]}.json"
+
+
+def _claim(to: storage.Directory, settings: dict[str, Any]) -> None:
+    """Write what a run asks into its place, unless another run, which asks something else, has begun there at the same time.
+
+    Parts of the two would have the same names. Each run first writes a claim, which is named by what it asks, and then looks for claims of
+    others. So of two runs at least the later one sees the other.
+
+    Raises:
+        InputError: there is another one. Nothing of this run stays.
+    """
+    own = _claim_name(settings)
+    to.write_json(own, settings)
+    if any(name.startswith(CLAIM) and name != own for name in to.names()):
+        to.remove(own)
+        raise InputError(
+            f"{to.shown}: another run, which asks something else, has just begun there; give another place"
+        )
+    to.write_json(storage.SETTINGS, settings)
 
 
 @contextlib.contextmanager

@@ -144,6 +144,15 @@ class Directory:
             if [info.type for info in found] != [fs.FileType.NotFound, fs.FileType.File]:
                 raise
 
+    def remove(self, name: str) -> None:
+        """Remove a file.
+
+        Raises:
+            InputError: the store refuses.
+        """
+        with self.told("written"):
+            self.store.delete_file(f"{self.path}/{name}")
+
     def changed(self, name: str) -> int | None:
         """Return when a file was last changed, in ns by the clock of the store; None where that is not known."""
         with self.told("read"):

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ...contract import FROM_OTHERS, HEAD_HYBRID, HEAD_MASKED, HEAD_SPANS, HEAD_VECTORS
 from ...errors import InputError
 from ...graph import strings
+from ...graph.program import INLINE_LIMIT_BYTES
 from ...model.backbones.base import AttentionParts
 from ...model.checkpoint import Checkpoint
 from ...model.padded import layers_read
@@ -28,6 +31,11 @@ MOST_TOKENS = 65_536
 def _has_kernel(attention: AttentionParts) -> bool:
     """Whether we have a GPU kernel for such attention. There is none for scores by distance, nor for windows alike on both sides."""
     return attention.grouped or not attention.positional
+
+
+def fp32_bytes(network: torch.nn.Module) -> int:
+    """Return how much the weights of a network take in fp32; a file may have some of them in another form, or not at all."""
+    return 4 * sum(weight.numel() for weight in network.parameters())
 
 
 @dataclass(frozen=True)
@@ -171,6 +179,9 @@ class Capabilities:
             return "the model reads texts in a chat template, and the file takes them as they are"
         if (why := strings.obstacle(self.checkpoint.tokenizer)) is not None:
             return f"the tokenizer cannot be expressed in ONNX: {why}"
+        if (size := fp32_bytes(self.checkpoint.student)) > INLINE_LIMIT_BYTES:
+            most = f"{INLINE_LIMIT_BYTES / 1e9:.2f} GB"
+            return f"the model's weights take {size / 1e9:.2f} GB in fp32, and a file with its tokenizer holds at most {most}"
         return None
 
     def run(self, spec: TargetSpec) -> bool:

@@ -35,7 +35,7 @@ def make_manifest(
         name: dataclasses.replace(
             target,
             verification=(texts if "recipe" in target.details else rows) if target.parity else {},
-            calibration=ranges if "recipe" in target.details else {},
+            calibration=ranges if target.details.get("ranges") else {},
         )
         for name, target in found.targets.items()
     }

@@ -12,7 +12,7 @@ from ...artifacts.checks import checked_file
 from ...artifacts.directory import OutputDirectory
 from ...artifacts.hub import CARD, prepare
 from ...artifacts.manifest import read_manifest
-from ...artifacts.records import PLUGIN, Manifest, Note, ShapeRange
+from ...artifacts.records import MANIFEST_NAME, PLUGIN, Manifest, Note, ShapeRange
 from ...contract import HUB, MODEL, PLAIN, layout_of, layout_path
 from ...errors import InputError, quoted
 from ...integrations.triton import repository as triton
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 class ExportPlan:
     """One export, of which all is known but what PyTorch and the runtimes answer.
 
-    directory: becomes OUT. previous: the manifest of the one that is updated. card: the model card that is replaced. files: ONNX files,
-    each after those that it is made of. notes: on what is left out. triton_name: what models of a Triton repository are called.
+    directory: becomes OUT. previous: the manifest of the one that is updated. repo: the repository that OUT is pushed to, with its owner.
+    card: the model card that is replaced. files: ONNX files, each after those that it is made of. notes: on what is left out.
+    triton_name: what models of a Triton repository are called.
     """
 
     request: Request
@@ -44,6 +45,7 @@ class ExportPlan:
     out: Path
     previous: Manifest | None
     layout: str
+    repo: str | None
     card: Path | None
     profile: Mapping[str, ShapeRange]
     files: tuple[ModelFile, ...]
@@ -80,7 +82,7 @@ def make_export_plan(options: ExportOptions, steps: Steps) -> ExportPlan:
         from .capabilities import Capabilities
         from .file_plan import plan_engines, plan_files, plan_targets
     name = directory_name(model_dir) if options.triton_name is None else options.triton_name
-    card = prepare(options.push_to_hub, _surely_written(options)) if options.push_to_hub else None
+    repo, card = prepare(options.push_to_hub, _surely_written(options)) if options.push_to_hub else (None, None)
     if options.triton is not None:
         triton.check(Path(options.triton), name, out, options.force or options.update)
     with steps.step("load_s", f"loading {model_dir.name}"):
@@ -101,6 +103,7 @@ def make_export_plan(options: ExportOptions, steps: Steps) -> ExportPlan:
         out=out,
         previous=previous,
         layout=layout,
+        repo=repo,
         card=card or (out / CARD if previous else None),
         profile=profile,
         files=tuple(files),
@@ -113,7 +116,9 @@ def make_export_plan(options: ExportOptions, steps: Steps) -> ExportPlan:
 
 def _surely_written(options: ExportOptions) -> list[str]:
     """Name what every export that is pushed has, whatever the model."""
-    layout = options.layout or HUB
+    there = options.directory / MANIFEST_NAME
+    known = layout_of(read_manifest(options.directory).files) if options.update and there.is_file() else HUB
+    layout = options.layout or known
     return [layout_path(MODEL, layout), *([CARD] if layout == HUB else [])]
 
 
@@ -139,12 +144,13 @@ def _previous(out: Path, checkpoint: Checkpoint) -> Manifest:
 
 def _layout(out: Path, options: ExportOptions, previous: Manifest | None) -> str:
     """Return the layout that is asked for, or else that of the directory that is updated."""
-    asked = options.layout or (HUB if options.push_to_hub else None)
     if previous is None:
-        return asked or PLAIN
+        return options.layout or (HUB if options.push_to_hub else PLAIN)
     there = layout_of(previous.files)
-    if asked not in (None, there):
-        raise InputError(f"--update: {out} has the layout {there}, and this is {asked}; use --force to replace it")
+    if options.layout not in (None, there):
+        raise InputError(
+            f"--update: {out} has the layout {there}, and this is {options.layout}; use --force to replace it"
+        )
     return there
 
 

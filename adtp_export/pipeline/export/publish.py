@@ -23,11 +23,11 @@ def write_reports(run: ExportContext, plan: ExportPlan, manifest: Manifest, view
     """Write reports and the manifest; in the layout of the Hub a model card, too. Return the manifest with all files."""
     manifest = list_files(manifest, run.work)  # for the sizes that reports show
     earlier = plan.out / REPORTS[1]
-    bench = html.bench_of(earlier.read_text(encoding="utf-8")) if plan.previous and earlier.is_file() else ""
-    texts = [markdown.render(manifest), html.render(manifest, views, bench)]
+    before = earlier.read_text(encoding="utf-8", errors="replace") if plan.previous and earlier.is_file() else ""
+    texts = [markdown.render(manifest), html.render(manifest, views, before)]
     if plan.layout == HUB:
         fields = card.metadata(manifest, run.checkpoint.directory, run.checkpoint.raw_config, plan.card)
-        repo = plan.options.push_to_hub or f"USER/{manifest.checkpoint['name']}"
+        repo = plan.repo or f"USER/{manifest.checkpoint['name']}"
         asked = run.checkpoint.student.asked_id
         mask = "[MASK]" if asked is None else str(run.checkpoint.tokenizer.id_to_token(asked))
         texts.append(card.render(manifest, fields, repo, mask))

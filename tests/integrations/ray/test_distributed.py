@@ -1,9 +1,11 @@
 """Texts on a cluster: each row is there once, whatever dies."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
+import shutil
 import threading
 from types import SimpleNamespace
 
@@ -253,7 +255,8 @@ def test_settings_are_those_of_the_first_run(has_ray, exported, tmp_path):
     to.mkdir()
     settings = to / "_adtp-run.json"
     for content, message in (
-        ('{"format": 1}', "holds answers of another run: its model was None"),
+        ('{"format": 2}', "holds answers of another run: its model was None"),
+        ('{"format": 1}', "holds answers of another run: its format was 1, and now is 2"),
         ("{", "is damaged"),
         ("[]", "holds answers of another run"),
     ):
@@ -267,6 +270,48 @@ def test_settings_are_those_of_the_first_run(has_ray, exported, tmp_path):
     assert [path.name for path in to.iterdir()] == ["mine.txt"]
     with pytest.raises(InputError, match=r"texts-0\.parquet is in .*texts, where the answers go"):
         score(texts, exported, texts)
+
+
+def test_of_two_runs_that_begin_in_one_place_and_ask_other_things_one_is_refused(
+    has_ray, exported, tmp_path, monkeypatch
+):
+    """Each comes to an empty place, and while it connects the other one begins. Two that ask the same may both go on."""
+    from adtp_export.integrations.ray import driver
+
+    texts, to = write_files(tmp_path / "texts", files=1, rows=3), tmp_path / "answers"
+    began = []
+
+    def run(todo, job, progress):
+        for part in todo:
+            (to / part.name).write_bytes(next(texts.iterdir()).read_bytes())
+
+    @contextlib.contextmanager
+    def connected():
+        if not began:
+            began.append(1)
+            assert score(texts, exported, to, asked=other).rows == 3
+        yield
+
+    monkeypatch.setattr(driver, "_connected", connected)
+    monkeypatch.setattr(driver, "_check_room", lambda workers: None)
+    monkeypatch.setattr(driver, "_attempts", lambda: None)
+    monkeypatch.setattr(driver, "_run", run)
+    other = asked(prefix="b_")
+    with pytest.raises(InputError, match="another run, which asks something else, has just begun there"):
+        score(texts, exported, to, asked=asked())
+    assert json.loads((to / "_adtp-run.json").read_text())["prefix"] == "b_"
+    assert len([path for path in to.iterdir() if path.name.startswith(driver.CLAIM)]) == 1
+    with pytest.raises(InputError, match="holds answers of another run"):
+        score(texts, exported, to, asked=asked())
+    assert score(texts, exported, to, asked=other).found == 1
+    shutil.rmtree(to)
+    began.clear()
+    other = asked()
+    assert score(texts, exported, to, asked=asked()).rows == 3
+    (to / "_adtp-run.json").unlink()
+    for path in to.glob("part-*"):  # as if the run had been killed between its claim and its settings
+        path.unlink()
+    assert score(texts, exported, to, asked=asked()).found == 0
 
 
 @pytest.mark.parametrize(
