@@ -42,8 +42,9 @@ class Windows:
         return replace(self, **numbers)
 
     def within(self, longest: int) -> Windows:
-        """Return the windows of a model that reads at most so many tokens."""
-        return replace(self, max_tokens=min(self.max_tokens, longest))
+        """Return the windows of a model that reads at most so many tokens; they overlap by half at most."""
+        window = min(self.max_tokens, longest)
+        return replace(self, max_tokens=window, stride=min(self.stride, window // 2))
 
 
 MINIMUM = {"max_tokens": 4, "stride": 0, "max_answer_tokens": 1}

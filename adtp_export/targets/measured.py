@@ -111,14 +111,17 @@ def times_here(directory: Path, manifest: Manifest, names: Sequence[str], thread
 
     Where there is nothing to compare, also say why what was measured does not count; "" where nothing was.
     """
+    again = f"type adtp-bench {typed(directory)} --write{f' --threads {threads}' if threads else ''}"
     try:
         known = read(directory, manifest)
     except InputError as error:
-        return {}, f"{NAME} is ignored: {error}"
+        return (
+            {},
+            f"{NAME} is ignored: {str(error).partition('; ')[0]}; {again}",
+        )  # an export anew would cost all the rest
     if not known:
         return {}, ""
     place = Place.here(threads)
-    again = f"type adtp-bench {typed(directory)} --write{f' --threads {threads}' if threads else ''}"
     here = next((each.targets for each in known if each.place == place), None)
     if here is None:
         alike = [each.place.fingerprint or "none" for each in known if place.named_alike(each.place)]

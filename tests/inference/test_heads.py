@@ -142,7 +142,7 @@ def test_no_answer_is_one_where_it_may_be(answer):
 
 def test_windows_are_the_models_own_unless_others_are_asked_for(answer):
     """Each window gives an answer of its own where answers are one token long; 64 tokens are all that the model reads."""
-    assert vars(answer.windows) == {"max_tokens": 64, "stride": 128, "max_answer_tokens": 15}
+    assert vars(answer.windows) == {"max_tokens": 64, "stride": 32, "max_answer_tokens": 15}
     question = QUESTIONS[2]
 
     def parts(**changes):

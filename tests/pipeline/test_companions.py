@@ -115,6 +115,9 @@ def test_questions_are_read_as_long_as_windows_are(tmp_path, windows, longest):
     assert settings["model_max_length"] == longest
     asked = (windows or Windows()).within(64)
     assert config["adtp"]["windows"] == dataclasses.asdict(asked)
+    assert asked.stride == (
+        windows.stride if windows == Windows(32, 8) else 32
+    )  # tokenizers take no stride as long as a window
     assert config["adtp"]["max_tokens"] == 64
 
 

@@ -312,7 +312,7 @@ def test_files_of_squad_are_verified_on(tmp_path, models):
     assert found[0] == found[2]
     assert found[1] == found[3]
     manifest = adtp_export.export(models["spans"], tmp_path / "out", verify_data=files[1], label_column="answers")
-    assert manifest.verification["windows"] == {"max_tokens": 64, "stride": 128, "max_answer_tokens": 15}
+    assert manifest.verification["windows"] == {"max_tokens": 64, "stride": 32, "max_answer_tokens": 15}
     assert manifest.verification["rows"] > 2 * len(rows)
     answer = adtp_export.load(tmp_path / "out")
     told = answer([text for text, _ in found[1]], may_be_none=True)

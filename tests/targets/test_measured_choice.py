@@ -196,6 +196,8 @@ def test_a_damaged_file_is_ignored(timed, damage):
     choice = chosen(out)
     assert choice.name == PRECOMPUTED
     assert f"measured.json is ignored: {path} is damaged" in choice.reason
+    assert choice.reason.count("type ") == 1
+    assert f"; type adtp-bench {out} --write" in choice.reason
 
 
 def test_a_missing_file_is_not_a_reason(timed):

@@ -80,7 +80,7 @@ def score_dataset(dataset: ray.data.Dataset, out: Place, asked: ScoringConfig, w
         fn_constructor_args=(model,),
         batch_size=min(asked.rows_per_part, MAX_ROWS),
         batch_format="pyarrow",
-        **_actors(workers, _most(workers)),
+        **_actors(workers, *_beside_reads(workers)),
     )
 
 
@@ -208,13 +208,29 @@ def _most(workers: Workers) -> int:
     return max(1, room if workers.count is None else min(room, workers.count))
 
 
-def _actors(workers: Workers, most: int) -> dict[str, Any]:
-    """Return what Ray Data is told of the workers. The pool may shrink, so that a part of a lost machine finds room elsewhere."""
+def _beside_reads(workers: Workers) -> tuple[int, int]:
+    """Return how many workers leave a processor for what reads a dataset, and with how many processors Ray counts each.
+
+    Workers have theirs to the end. Where they have all, Ray waits forever for one to read with. So a single worker that needs all of them
+    is not counted.
+    """
+    most = _most(workers)
+    if sum(machine.get("CPU", 0) for machine in _machines()) > most * workers.threads:
+        return most, workers.threads
+    return (most - 1, workers.threads) if most > 1 else (1, 0)
+
+
+def _actors(workers: Workers, most: int, processors: int) -> dict[str, Any]:
+    """Return what Ray Data is told of the workers. The pool may shrink, so that a part of a lost machine finds room elsewhere.
+
+    Args:
+        processors: that Ray keeps for each of them.
+    """
     return {
         "compute": ray.data.ActorPoolStrategy(
             min_size=1, max_size=most, initial_size=most, max_tasks_in_flight_per_actor=1
         ),
-        "num_cpus": workers.threads,
+        "num_cpus": processors,
         "num_gpus": workers.gpus or None,
     }
 
@@ -240,7 +256,10 @@ def _run(todo: Sequence[Part], job: Job, progress: Callable[[PartResult], None])
     workers = job.model.workers
     items = ray.data.from_items([asdict(part) for part in todo], override_num_blocks=len(todo))
     dataset = items.map_batches(
-        PartWorker, fn_constructor_args=(job,), batch_size=1, **_actors(workers, min(len(todo), _most(workers)))
+        PartWorker,
+        fn_constructor_args=(job,),
+        batch_size=1,
+        **_actors(workers, min(len(todo), _most(workers)), workers.threads),
     )
     dataset.context.enable_progress_bars = False
     dataset.context.print_on_execution_start = False

@@ -89,7 +89,7 @@ def test_a_killed_worker_neither_loses_nor_doubles_rows(two_machines, exported, 
     assert len({(part.file, part.start) for part in parts}) == len(parts) == 12
     check_answers(to, exported)
     before = {path.name: path.stat().st_mtime_ns for path in to.iterdir()}
-    assert sorted(name.partition("-")[0] for name in before) == ["_adtp", *["part"] * 12]
+    assert sorted(name.partition("-")[0] for name in before) == ["_adtp", "_adtp", *["part"] * 12]
     again = score([f"{texts}/*.parquet", texts], exported, to, asked=asked())
     assert (again.rows, again.found) == (ROWS, 12)
     assert {path.name: path.stat().st_mtime_ns for path in to.iterdir()} == before
@@ -176,9 +176,13 @@ def test_a_part_that_cannot_be_read_does_not_stop_the_others(two_machines, expor
 
 
 @pytest.mark.slow
-def test_a_dataset_of_ray_comes_back_with_answers(two_machines, exported):
+def test_a_dataset_of_ray_comes_back_with_answers(two_machines, exported, tmp_path):
+    """Also where workers would take each processor, and Ray needs one to read files with."""
     import ray.data
 
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text(i)}) + "\n" for i in range(7)))
+    read = score(ray.data.read_json(str(tmp_path / "texts.jsonl")), exported, asked=asked()).take_all()
+    assert sorted(row["text"] for row in read) == sorted(map(text, range(7)))
     rows = [{"id": i, "text": text(i), "label": "known"} for i in range(100)]
     dataset = ray.data.from_items(rows, override_num_blocks=3)
     found = score(dataset, exported, asked=asked(prefix="answer_", keep=["id", "label"])).take_all()
@@ -247,6 +251,24 @@ def test_workers_need_all_they_take_on_one_machine(has_ray, monkeypatch):
         (Workers(count=2), 2),
     ):
         assert driver._most(workers) == most
+
+
+def test_workers_leave_a_processor_to_read_a_dataset_with(has_ray, monkeypatch):
+    import ray
+
+    from adtp_export.integrations.ray import driver
+
+    for machines, workers, expected in (
+        ([2], Workers(), (1, 1)),
+        ([2], Workers(count=1), (1, 1)),
+        ([5], Workers(threads=2), (2, 2)),
+        ([4, 4], Workers(threads=2), (3, 2)),
+        ([1], Workers(), (1, 0)),
+        ([4], Workers(threads=4), (1, 0)),
+    ):
+        nodes = [{"Alive": True, "Resources": {"CPU": float(cpus)}} for cpus in machines]
+        monkeypatch.setattr(ray, "nodes", lambda nodes=nodes: nodes)
+        assert driver._beside_reads(workers) == expected
 
 
 def test_settings_are_those_of_the_first_run(has_ray, exported, tmp_path):
