@@ -68,7 +68,7 @@ def make_quantization_plan(recipe: Recipe, student: PrunedEncoder, seen: Mapping
         return float(_representable(end / recipe.largest, recipe))
 
     scales, residuals = {}, _residuals(student)
-    weights, biases = products(student), _biases(student)
+    weights, biases = products(student), _biases(student) if recipe.bias == "int32" else {}
     for name in recipe.quantized(weights):
         weight = weights[name]
         smooth = np.ones(1, np.float32)
@@ -80,8 +80,8 @@ def make_quantization_plan(recipe: Recipe, student: PrunedEncoder, seen: Mapping
             smooth = _smooth(seen[name].channels, np.abs(weight).max(0), recipe.smooth)
             activation = scale(float((seen[name].channels / smooth).max())) if static else None
         least = _largest(weight * smooth, recipe) / recipe.largest
-        if recipe.bias == "int32" and activation is not None:
-            least = np.maximum(least, _least_for_bias(biases.get(name), activation, len(least)))
+        if activation is not None and name in biases:
+            least = np.maximum(least, _least_for_bias(biases[name], activation, len(least)))
         scales[name] = Scales(_representable(least, recipe), activation, smooth, residual)
     return QuantizationPlan(recipe, scales)
 
@@ -114,13 +114,11 @@ def _biases(student: PrunedEncoder) -> dict[str, np.ndarray]:
     return {name: bias.detach().numpy() for name, bias in found.items() if bias is not None}
 
 
-def _least_for_bias(bias: np.ndarray | None, activation: float, rows: int) -> np.ndarray:
+def _least_for_bias(bias: np.ndarray, activation: float, rows: int) -> np.ndarray:
     """Return the least scales of weights, one for each row or one for all, with which 32 bits hold a bias in units of the product.
 
     Of rows whose weights are all nearly zero, the scale that these would have leaves no room for it.
     """
-    if bias is None:
-        return np.zeros(rows)
     needed = np.abs(bias.astype(np.float64)) / (activation * BIAS_RANGE)
     return needed if rows > 1 else needed.max(keepdims=True)
 

@@ -168,9 +168,8 @@ def _run(command: list[Any], environment: Mapping[str, str]) -> None:
             said = process.communicate()[0].strip()
         except BaseException:
             if hasattr(os, "killpg"):
-                with contextlib.suppress(
-                    ProcessLookupError, PermissionError
-                ):  # it has just ended; macOS says the second
+                # Where it has just ended, Linux says the first and macOS the second.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
             raise
     if process.returncode == 0:

@@ -64,9 +64,8 @@ def KeysBefore(cu_k, positions_q, positions_k):
     last = op.Constant(value_ints=[-1])
     place = op.Where(op.Less(row, op.Gather(bounds, last)), cell, end)
     begins = op.Not(op.Equal(place, op.Concat(last, op.Slice(place, zero, last), axis=0)))
-    run = op.CumSum(
-        op.Cast(begins, to=INT64), axis
-    )  # numbered from 1; keys that begin no run write to slot 0, which is never read
+    # Runs are numbered from 1; keys that begin none write to slot 0, which is never read.
+    run = op.CumSum(op.Cast(begins, to=INT64), axis)
     first = op.ScatterElements(
         op.Expand(rows, op.Add(rows, op.Constant(value_ints=[2]))), op.Where(begins, run, zero), row
     )

@@ -56,10 +56,10 @@ def _part(title: str, body: Callable[[Views], str], views: Views | None, earlier
     """Return a section of what single texts show; without them that of an earlier report, if it has one."""
     if views is not None:
         return section(title, body(views))
-    opening, closing = f"<section>\n<h2>{title}</h2>\n", "\n</section>\n"
-    _, found, rest = earlier.partition(opening)
+    opening, closing = section(title, "\0").split("\0")
+    _, _, rest = earlier.partition(opening)
     inside, ended, _ = rest.partition(closing)
-    return f"{opening}{inside}{closing}" if found and ended else ""
+    return section(title, inside) if ended else ""
 
 
 def bench_of(document: str) -> str:

@@ -115,10 +115,8 @@ def times_here(directory: Path, manifest: Manifest, names: Sequence[str], thread
     try:
         known = read(directory, manifest)
     except InputError as error:
-        return (
-            {},
-            f"{NAME} is ignored: {str(error).partition('; ')[0]}; {again}",
-        )  # an export anew would cost all the rest
+        # The error's own advice, an export anew, would cost all the rest.
+        return {}, f"{NAME} is ignored: {str(error).partition('; ')[0]}; {again}"
     if not known:
         return {}, ""
     place = Place.here(threads)

@@ -51,6 +51,7 @@ import torch
 from torch import Tensor, nn
 
 from ..model.padded import Decision
+from ..model.positions import to_precision
 from ..model.predictions import Decoder
 
 MULTIPLE = 8.0
@@ -140,7 +141,8 @@ def errors_of_network(
         What fp64 says, and the error e of a value in the precision.
     """
     exact = copy.deepcopy(network).double()(inputs.double())
-    rounded, inputs = copy.deepcopy(network).to(dtype), inputs.to(dtype)
+    rounded, inputs = copy.deepcopy(network), inputs.to(dtype)
+    to_precision(rounded, dtype)
     runs = [rounded(inputs)]
     for seed in range(draws_for(len(inputs))):
         with rounded_anew(rounded, seed):

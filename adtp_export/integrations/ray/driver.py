@@ -26,7 +26,6 @@ from .parts import found as found_in
 from .worker import Attempts, Job, Model, PartWorker, TableWorker, digest_of
 
 Place = str | os.PathLike[str]
-CLAIM = "_adtp-claim-"
 FORMAT = 2
 """Version of the settings file. In version 1 the model's digest also covered reports and times."""
 
@@ -136,7 +135,7 @@ def _found(to: storage.Directory, settings: dict[str, Any], planned: PartitionPl
 
 def _claim_name(settings: dict[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    return f"{CLAIM}{digest[:16]}.json"
+    return f"{storage.CLAIM}{digest[:16]}.json"
 
 
 def _claim(to: storage.Directory, settings: dict[str, Any]) -> None:
@@ -150,7 +149,7 @@ def _claim(to: storage.Directory, settings: dict[str, Any]) -> None:
     """
     own = _claim_name(settings)
     to.write_json(own, settings)
-    if any(name.startswith(CLAIM) and name != own for name in to.names()):
+    if any(name.startswith(storage.CLAIM) and name != own for name in to.names()):
         to.remove(own)
         raise InputError(
             f"{to.shown}: another run, which asks something else, has just begun there; give another place"

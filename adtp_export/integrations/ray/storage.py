@@ -23,6 +23,8 @@ from ...io import JSON_BYTES, parse_json
 
 SETTINGS = "_adtp-run.json"
 """What a directory of answers says of itself. Readers of Parquet directories pass over names that begin with an underscore."""
+CLAIM = "_adtp-claim-"
+"""How names of files begin that say which runs write to a place."""
 PARTIAL = "_partial-"
 """How names of files begin while these are being written."""
 _WILD = re.compile(r"[*?\[]")

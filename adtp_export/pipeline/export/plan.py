@@ -12,7 +12,7 @@ from ...artifacts.checks import checked_file
 from ...artifacts.directory import OutputDirectory
 from ...artifacts.hub import CARD, prepare
 from ...artifacts.manifest import read_manifest
-from ...artifacts.records import MANIFEST_NAME, PLUGIN, Manifest, Note, ShapeRange
+from ...artifacts.records import PLUGIN, Manifest, Note, ShapeRange
 from ...contract import HUB, MODEL, PLAIN, layout_of, layout_path
 from ...errors import InputError, quoted
 from ...integrations.triton import repository as triton
@@ -81,18 +81,20 @@ def make_export_plan(options: ExportOptions, steps: Steps) -> ExportPlan:
         from ...imports import open_checkpoint
         from .capabilities import Capabilities
         from .file_plan import plan_engines, plan_files, plan_targets
+    previous = read_manifest(out) if options.update else None
+    layout = _layout(out, options, previous)
     name = directory_name(model_dir) if options.triton_name is None else options.triton_name
-    repo, card = prepare(options.push_to_hub, _surely_written(options)) if options.push_to_hub else (None, None)
+    repo, card = prepare(options.push_to_hub, _surely_written(layout)) if options.push_to_hub else (None, None)
     if options.triton is not None:
         triton.check(Path(options.triton), name, out, options.force or options.update)
     with steps.step("load_s", f"loading {model_dir.name}"):
         checkpoint = open_checkpoint(model_dir, options)
     can = Capabilities(checkpoint)
     profile = fit_profile(request, checkpoint, can)
-    previous = _previous(out, checkpoint) if options.update else None
-    layout = _layout(out, options, previous)
-    if previous is not None and shows_kept(checked_file(out, previous, layout_path(MODEL, layout))):
-        request = dataclasses.replace(request, options=dataclasses.replace(options, debug_outputs=True))
+    if previous is not None:
+        _check_previous(out, previous, checkpoint)
+        if shows_kept(checked_file(out, previous, layout_path(MODEL, layout))):
+            request = dataclasses.replace(request, options=dataclasses.replace(options, debug_outputs=True))
     files, notes = plan_files(request, checkpoint.student, can, profile, layout)
     targets = plan_targets(files, request, can)
     engines, more = plan_engines(files, request, can)
@@ -114,20 +116,16 @@ def make_export_plan(options: ExportOptions, steps: Steps) -> ExportPlan:
     )
 
 
-def _surely_written(options: ExportOptions) -> list[str]:
-    """Name what every export that is pushed has, whatever the model."""
-    there = options.directory / MANIFEST_NAME
-    known = layout_of(read_manifest(options.directory).files) if options.update and there.is_file() else HUB
-    layout = options.layout or known
+def _surely_written(layout: str) -> list[str]:
+    """Name what every export of a layout has, whatever the model."""
     return [layout_path(MODEL, layout), *([CARD] if layout == HUB else [])]
 
 
-def _previous(out: Path, checkpoint: Checkpoint) -> Manifest:
-    """Return the manifest of the directory that is to be updated."""
+def _check_previous(out: Path, previous: Manifest, checkpoint: Checkpoint) -> None:
+    """Raises InputError where the directory that is to be updated is of another checkpoint or tokenizer."""
     from ...model.tokenizer_settings import TOKENIZER
     from ..companions import reads_alike
 
-    previous = read_manifest(out)
     if previous.checkpoint["sha256"] != checkpoint.sha256:
         raise InputError(f"--update: {out} was exported from another checkpoint; use --force to replace it")
     for name, value in checkpoint.describe().items():  # what an option decides is in no file of the checkpoint
@@ -139,7 +137,6 @@ def _previous(out: Path, checkpoint: Checkpoint) -> Manifest:
     checked_file(out, previous, TOKENIZER)
     if not reads_alike(checkpoint, out):
         raise InputError(f"--update: {out} was exported with another tokenizer; use --force to replace it")
-    return previous
 
 
 def _layout(out: Path, options: ExportOptions, previous: Manifest | None) -> str:

@@ -298,7 +298,7 @@ def test_of_two_runs_that_begin_in_one_place_and_ask_other_things_one_is_refused
     has_ray, exported, tmp_path, monkeypatch
 ):
     """Each comes to an empty place, and while it connects the other one begins. Two that ask the same may both go on."""
-    from adtp_export.integrations.ray import driver
+    from adtp_export.integrations.ray import driver, storage
 
     texts, to = write_files(tmp_path / "texts", files=1, rows=3), tmp_path / "answers"
     began = []
@@ -322,7 +322,7 @@ def test_of_two_runs_that_begin_in_one_place_and_ask_other_things_one_is_refused
     with pytest.raises(InputError, match="another run, which asks something else, has just begun there"):
         score(texts, exported, to, asked=asked())
     assert json.loads((to / "_adtp-run.json").read_text())["prefix"] == "b_"
-    assert len([path for path in to.iterdir() if path.name.startswith(driver.CLAIM)]) == 1
+    assert len([path for path in to.iterdir() if path.name.startswith(storage.CLAIM)]) == 1
     with pytest.raises(InputError, match="holds answers of another run"):
         score(texts, exported, to, asked=asked())
     assert score(texts, exported, to, asked=other).found == 1
